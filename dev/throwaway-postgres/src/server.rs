@@ -1,0 +1,198 @@
+use std::{
+    env, fs,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Context as _, Error,
+    binaries::{self, Binaries},
+    owner::Owner,
+};
+
+/// How long a server may take to start, on a machine that is busy with builds.
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// Starts the server and waits, its input being a pipe that nobody writes to, until the process that holds the other
+/// end is gone. Signals of a terminal are not for it.
+const KEEPER: &str = r#"
+trap '' HUP INT TERM
+bin=$1; home=$2; shift 2
+"$bin/postgres" -D "$home/data" -k "$home" "$@" >"$home/log" 2>&1 &
+server=$!
+cat >/dev/null
+kill -QUIT "$server"
+wait "$server"
+rm -rf "$home"
+"#;
+
+/// How a [`Server`] is run.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Whether a commit survives a crash of the machine: what a benchmark has to pay, and a test need not.
+    pub durable: bool,
+}
+
+/// A running server. Dropping it, or ending the process in whatever way, stops it and removes all it had.
+#[derive(Debug)]
+pub struct Server {
+    home: PathBuf,
+    keeper: Child,
+}
+
+impl Server {
+    /// Starts a server with data of its own.
+    ///
+    /// # Errors
+    ///
+    /// There are no binaries and none can be fetched, or the server does not start; the message says what it wrote.
+    pub fn start(options: &Options) -> Result<Self, Error> {
+        let owner = Owner::find()?;
+        let binaries = binaries::find(owner)?;
+        let parent = workplace();
+        clean_up(&parent);
+        let home = owner.folder(&parent, "run")?;
+        let prepared = template(owner, &binaries).and_then(|template| copy(owner, &template, &home.join("data")));
+        if let Err(error) = prepared {
+            fs::remove_dir_all(&home).ok();
+            return Err(error);
+        }
+        let keeper = owner
+            .command("/bin/sh")
+            .args(["-c", KEEPER, "throwaway-postgres"])
+            .args([&binaries.folder, &home])
+            .args(settings(options))
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("/bin/sh")?;
+        let server = Self { home, keeper };
+        server.await_start()?;
+        Ok(server)
+    }
+
+    /// A connection URL for one of its databases, for the superuser.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@localhost/{database}?host={}", self.home.display())
+    }
+
+    /// What the server has logged so far: a line begins with the time, the process and the database.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home.join("log")).unwrap_or_default()
+    }
+
+    /// The eighth line of its pid file says when it takes connections.
+    fn await_start(&self) -> Result<(), Error> {
+        let pid_file = self.home.join("data/postmaster.pid");
+        let deadline = Instant::now() + START_LIMIT;
+        while Instant::now() < deadline {
+            let written = fs::read_to_string(&pid_file).unwrap_or_default();
+            if written.lines().nth(7).is_some_and(|status| status.trim() == "ready") {
+                return Ok(());
+            }
+            if self.log().contains("FATAL") {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Err(Error(format!("the PostgreSQL server did not start; it says: {}", self.log().trim())))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        self.keeper.wait().ok();
+    }
+}
+
+fn settings(options: &Options) -> Vec<String> {
+    let mut settings = vec![
+        "listen_addresses=",
+        "max_connections=400",
+        "log_line_prefix=%m [%p] %d ",
+        "wal_level=minimal",
+        "max_wal_senders=0",
+        "max_wal_size=4GB",
+        "autovacuum_naptime=10s",
+    ];
+    if !options.durable {
+        settings.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"]);
+    }
+    settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting.to_owned()]).collect()
+}
+
+/// Where servers run: in memory if there is any to spare, and with a short name, since a socket's path may hold no
+/// more than 107 bytes.
+fn workplace() -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    if memory.is_dir() { memory } else { env::temp_dir() }
+}
+
+/// A data folder to copy from, made once by each user with each release: `initdb` takes ten times as long as a copy.
+fn template(owner: Owner, binaries: &Binaries) -> Result<PathBuf, Error> {
+    let parent = env::temp_dir();
+    let name = if owner.is_root() { "root" } else { "user" };
+    let template = parent.join(format!("tpg-template-{name}-{}", binaries.version));
+    if owner.owns(&template) {
+        return Ok(template);
+    }
+    let made = owner.folder(&parent, "initdb")?;
+    let initdb = owner
+        .command(binaries.folder.join("initdb"))
+        .args(["-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N", "-D"])
+        .arg(made.join("data"))
+        .output()
+        .context("initdb")?;
+    if !initdb.status.success() {
+        fs::remove_dir_all(&made).ok();
+        return Err(Error(format!("initdb failed: {}", String::from_utf8_lossy(&initdb.stderr).trim())));
+    }
+    // Somebody may have been faster; and what is there may be somebody else's, who must not choose our data.
+    if fs::rename(&made, &template).is_err() {
+        if !owner.owns(&template) {
+            return Ok(made);
+        }
+        fs::remove_dir_all(&made).ok();
+    }
+    Ok(template)
+}
+
+fn copy(owner: Owner, template: &Path, data: &Path) -> Result<(), Error> {
+    let copied = owner.command("/bin/cp").arg("-a").arg(template.join("data")).arg(data).output().context("cp")?;
+    if copied.status.success() {
+        return Ok(());
+    }
+    Err(Error(format!("the template cannot be copied: {}", String::from_utf8_lossy(&copied.stderr).trim())))
+}
+
+/// Removes what a machine's crash, or somebody who killed the keeper as well, has left: folders whose maker and whose
+/// server are both gone.
+fn clean_up(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(maker) = name.strip_prefix("tpg-run-").and_then(|rest| rest.split('-').next()) else {
+            continue;
+        };
+        let server = fs::read_to_string(entry.path().join("data/postmaster.pid")).unwrap_or_default();
+        let server = server.lines().next().unwrap_or_default();
+        if !is_running(maker) && (server.is_empty() || !is_running(server)) {
+            fs::remove_dir_all(entry.path()).ok();
+        }
+    }
+}
+
+fn is_running(pid: &str) -> bool {
+    // Where one may not ask, it runs.
+    Command::new("/bin/sh")
+        .args(["-c", "kill -0 \"$1\" 2>&1", "kill", pid])
+        .output()
+        .map_or(true, |asked| asked.status.success() || String::from_utf8_lossy(&asked.stdout).contains("ermi"))
+}

@@ -1,0 +1,167 @@
+//! Floor 2, upper half: claims and attempts, without HTTP.
+
+mod attempt;
+mod claim;
+mod pruner;
+mod run;
+mod uninterrupted;
+#[cfg(feature = "axum")]
+mod unkeyed;
+
+use std::time::Duration;
+
+use sqlx::{PgConnection, PgPool};
+
+#[cfg(feature = "axum")]
+pub(crate) use self::claim::claim;
+pub(crate) use self::uninterrupted::Uninterrupted;
+#[cfg(feature = "axum")]
+pub(crate) use self::unkeyed::Unkeyed;
+pub use self::{
+    attempt::{Attempt, Rejected},
+    claim::{Claim, ClaimUsing},
+    pruner::Pruner,
+    run::Ran,
+};
+use crate::{Error, IdempotentRequest, Retention, StoredResponse, postgres};
+
+/// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the pool.
+///
+/// Give it to an `IdempotencyLayer` for HTTP, or use it directly, for instance in a consumer of a message broker
+/// that delivers more than once:
+///
+/// ```no_run
+/// use axum_idempotency::{Error, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Scope};
+///
+/// # async fn consume(pool: sqlx::PgPool, id: &str, payload: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
+/// let idempotency = Idempotency::new(pool);
+/// let message = IdempotentRequest::new(
+///     Scope::global(),
+///     Operation::new("order.import"),
+///     IdempotencyKey::new(id)?,
+///     Fingerprint::of([payload]),
+/// );
+/// let ran = idempotency
+///     .run(message, async |connection| {
+///         sqlx::query("update stock set count = count - 1 where sku = 'x'").execute(connection).await?;
+///         Ok::<_, Box<dyn std::error::Error>>("done".to_owned())
+///     })
+///     .await?;
+/// assert_eq!(ran.value(), "done");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Idempotency {
+    pool: PgPool,
+    retention: Retention,
+    concurrency: Concurrency,
+}
+
+/// What happens to a request whose key another request is executing right now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concurrency {
+    /// It waits for the first one's answer, at most so long, and is answered with it. If the first one leaves no
+    /// answer, one of those that wait executes.
+    Wait {
+        /// The longest wait. A millisecond at least; what is shorter counts as one.
+        timeout: Duration,
+    },
+    /// It is refused at once.
+    Reject,
+}
+
+impl Default for Concurrency {
+    /// Wait up to 5 seconds: longer than most handlers run, shorter than most clients wait.
+    fn default() -> Self {
+        Self::Wait { timeout: Duration::from_secs(5) }
+    }
+}
+
+impl Idempotency {
+    /// Keeps keys in `pool`'s database, for 24 hours; duplicates of a running request wait for it, up to 5 seconds.
+    ///
+    /// The table must be there: see [`migrate`](crate::migrate).
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self { pool, retention: Retention::default(), concurrency: Concurrency::default() }
+    }
+
+    /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with.
+    #[must_use]
+    pub fn retention(self, retention: impl Into<Retention>) -> Self {
+        Self { retention: retention.into(), ..self }
+    }
+
+    /// What happens to duplicates of a running request. Default: [`Concurrency::Wait`] for 5 seconds.
+    #[must_use]
+    pub fn concurrency(self, concurrency: Concurrency) -> Self {
+        Self { concurrency, ..self }
+    }
+
+    /// The pool that it was made with.
+    #[must_use]
+    pub fn pool(&self) -> &PgPool {
+        &self.pool
+    }
+
+    /// Makes the key the caller's to execute under, or says who has it.
+    ///
+    /// Dropping the future, under `select!` or a timeout, is safe: it goes on in the background, and what it has
+    /// claimed by then is rolled back.
+    ///
+    /// # Errors
+    ///
+    /// Nothing has been claimed: the database is unreachable or not migrated, the scope is blank, or the row is
+    /// corrupt.
+    pub async fn claim(&self, request: IdempotentRequest) -> Result<Claim, Error> {
+        let this = self.clone();
+        Uninterrupted::new(async move { claim::claim(&this, request).await }).await
+    }
+
+    /// As [`claim`](Self::claim), inside a transaction that the caller has begun with sqlx.
+    ///
+    /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and
+    /// commits, or rolls back everything. A claim that is committed without an answer blocks its key for good.
+    ///
+    /// A savepoint keeps the caller's transaction usable when the wait ends without a claim.
+    ///
+    /// # Errors
+    ///
+    /// [`NoTransaction`](crate::ErrorKind::NoTransaction) if there is none; otherwise as for `claim`, and the
+    /// transaction is lost.
+    pub async fn claim_using(
+        &self,
+        connection: &mut PgConnection,
+        request: &IdempotentRequest,
+    ) -> Result<ClaimUsing, Error> {
+        claim::claim_using(self, connection, request).await
+    }
+
+    /// Writes the answer for what [`claim_using`](Self::claim_using) claimed in the same transaction. Make it the
+    /// last statement before the commit: it fails if any statement before it failed.
+    ///
+    /// # Errors
+    ///
+    /// [`TransactionAborted`](crate::ErrorKind::TransactionAborted), or
+    /// [`TransactionEnded`](crate::ErrorKind::TransactionEnded) if this is not the transaction that claimed. Roll
+    /// back then.
+    pub async fn complete_using(
+        &self,
+        connection: &mut PgConnection,
+        request: &IdempotentRequest,
+        response: &StoredResponse,
+    ) -> Result<(), Error> {
+        postgres::record::record(connection, request, response).await
+    }
+
+    /// Deletes up to `limit` expired rows and says how many there were. Whether and when this happens changes no
+    /// answer: an expired row counts as absent. See [`Pruner`] for doing it regularly.
+    ///
+    /// # Errors
+    ///
+    /// What the database says; nothing was deleted.
+    pub async fn prune(&self, limit: u32) -> Result<u64, Error> {
+        postgres::prune::prune(&self.pool, limit).await
+    }
+}

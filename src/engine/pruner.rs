@@ -1,0 +1,97 @@
+use std::{
+    future::poll_fn,
+    pin::{Pin, pin},
+    task::Poll,
+    time::Duration,
+};
+
+use tracing::{debug, warn};
+
+use super::Idempotency;
+
+/// Deletes expired rows every now and then, in batches.
+///
+/// Any number of processes may run one on the same table: they skip each other's rows. Nothing but disk space depends
+/// on it.
+///
+/// ```no_run
+/// # async fn f(idempotency: axum_idempotency::Idempotency) {
+/// use axum_idempotency::Pruner;
+///
+/// let stop = async { tokio::signal::ctrl_c().await.unwrap() };
+/// tokio::spawn(Pruner::new(idempotency).run_until(stop));
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a pruner does nothing until it is run"]
+pub struct Pruner {
+    idempotency: Idempotency,
+    interval: Duration,
+    batch: u32,
+}
+
+/// After a failure the next try comes after a second, then two, four and so on, and never later than a normal round.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
+
+impl Pruner {
+    /// A pruner that looks every minute and deletes a thousand rows at a time.
+    pub fn new(idempotency: Idempotency) -> Self {
+        Self { idempotency, interval: Duration::from_secs(60), batch: 1_000 }
+    }
+
+    /// The pause after a round that left nothing to do. Default: one minute, so that a table holds hardly more than
+    /// what is live. A millisecond at least.
+    pub fn interval(self, interval: Duration) -> Self {
+        Self { interval: interval.max(Duration::from_millis(1)), ..self }
+    }
+
+    /// How many rows one statement deletes. Default: 1,000, a few milliseconds' work, during which nobody waits for
+    /// more than those rows. One at least.
+    pub fn batch(self, rows: u32) -> Self {
+        Self { batch: rows.max(1), ..self }
+    }
+
+    /// Prunes until `stop` is ready, and returns how many rows were deleted. Failures are logged and tried again.
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> u64 {
+        let mut stop = pin!(stop);
+        let mut pruned = 0;
+        let mut back_off = FIRST_BACK_OFF;
+        loop {
+            let Some(round) = unless(stop.as_mut(), self.idempotency.prune(self.batch)).await else {
+                return pruned;
+            };
+            let pause = match round {
+                Ok(rows) => {
+                    pruned += rows;
+                    back_off = FIRST_BACK_OFF;
+                    if rows > 0 {
+                        debug!(rows, "pruned expired idempotency keys");
+                    }
+                    // After a full batch there is probably more.
+                    if rows < u64::from(self.batch) { self.interval } else { Duration::ZERO }
+                }
+                Err(error) => {
+                    warn!(error = &error as &dyn std::error::Error, "could not prune idempotency keys");
+                    let pause = back_off.min(self.interval);
+                    back_off = back_off.saturating_mul(2);
+                    pause
+                }
+            };
+            if unless(stop.as_mut(), tokio::time::sleep(pause)).await.is_none() {
+                return pruned;
+            }
+        }
+    }
+}
+
+/// What `work` gives, unless `stop` comes first.
+async fn unless<T>(mut stop: Pin<&mut impl Future<Output = ()>>, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    poll_fn(|cx| {
+        if stop.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(None);
+        }
+        work.as_mut().poll(cx).map(Some)
+    })
+    .await
+}

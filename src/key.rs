@@ -1,0 +1,103 @@
+use std::{fmt, sync::Arc};
+
+/// The client's name for one intent, as it stands in the `Idempotency-Key` header field.
+///
+/// A key holds 1 to [`MAX_LEN`](Self::MAX_LEN) printable ASCII characters (`%x20-7E`) and is compared byte for byte.
+/// It means nothing on its own: who owns it is the [`Scope`](crate::Scope), what it was used for is the
+/// [`Operation`](crate::Operation).
+///
+/// Clients may put personal data into keys although they should not, so a key is never logged: `Debug` shows its
+/// length, and there is no `Display`.
+///
+/// ```
+/// use axum_idempotency::IdempotencyKey;
+///
+/// let key = IdempotencyKey::new("8e03978e-40d5-43e8-bc93-6894a57f9324")?;
+/// assert_eq!(key.as_str().len(), 36);
+/// assert_eq!(format!("{key:?}"), "IdempotencyKey(36 bytes)");
+/// assert!(IdempotencyKey::new("").is_err());
+/// # Ok::<_, axum_idempotency::InvalidKey>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct IdempotencyKey(Arc<str>);
+
+impl IdempotencyKey {
+    /// The longest key, in characters. Every large provider accepts 255 or less.
+    pub const MAX_LEN: usize = 255;
+
+    /// Checks `key` and takes it as it is: nothing is trimmed, folded or cut.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`] if the key is empty, longer than [`MAX_LEN`](Self::MAX_LEN), or holds anything but printable
+    /// ASCII.
+    pub fn new(key: impl AsRef<str>) -> Result<Self, InvalidKey> {
+        let key = key.as_ref();
+        if key.is_empty() {
+            return Err(InvalidKey::Empty);
+        }
+        if let Some(position) = key.bytes().position(|byte| !(0x20..=0x7e).contains(&byte)) {
+            return Err(InvalidKey::NotPrintable { position });
+        }
+        if key.len() > Self::MAX_LEN {
+            return Err(InvalidKey::TooLong { length: key.len(), limit: Self::MAX_LEN });
+        }
+        Ok(Self(key.into()))
+    }
+
+    /// The key as the client sent it, after unquoting.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for IdempotencyKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IdempotencyKey({} bytes)", self.0.len())
+    }
+}
+
+/// Why a string is no [`IdempotencyKey`]. The message never repeats the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidKey {
+    /// There is nothing in it.
+    #[error("an idempotency key must not be empty")]
+    Empty,
+    /// It holds something else than printable ASCII.
+    #[error("an idempotency key holds printable ASCII characters only; byte {position} is not")]
+    NotPrintable {
+        /// The offending byte, counted from 0.
+        position: usize,
+    },
+    /// It is longer than allowed.
+    #[error("an idempotency key holds at most {limit} characters; this one has {length}")]
+    TooLong {
+        /// How many characters there are.
+        length: usize,
+        /// How many are allowed.
+        limit: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r17_r18_bounds_and_octets() {
+        assert_eq!(IdempotencyKey::new(""), Err(InvalidKey::Empty));
+        assert!(IdempotencyKey::new("x".repeat(255)).is_ok());
+        assert_eq!(IdempotencyKey::new("x".repeat(256)), Err(InvalidKey::TooLong { length: 256, limit: 255 }));
+        for bad in ["a\0b", "a\tb", "a\u{7f}b", "a\u{e9}b"] {
+            assert_eq!(IdempotencyKey::new(bad), Err(InvalidKey::NotPrintable { position: 1 }));
+        }
+    }
+
+    #[test]
+    fn r19_compared_byte_for_byte() {
+        assert_ne!(IdempotencyKey::new("abc"), IdempotencyKey::new("ABC"));
+        assert_ne!(IdempotencyKey::new("a "), IdempotencyKey::new("a"));
+    }
+}

@@ -1,0 +1,74 @@
+//! The Tower layer for Axum, and what it promises.
+//!
+//! For a request with an `Idempotency-Key`, the layer does one of five things:
+//!
+//! 1. **Execute.** The key is free: the handler runs, its effects and its answer are committed together, and the
+//!    answer is sent after the commit. What the answer's status does to both is the table of [`Disposition::of`].
+//! 2. **Replay.** The key was answered: the stored status, header fields and body are sent again, with
+//!    `Idempotent-Replayed: true`. The handler is not called and nothing is written.
+//! 3. **Wait.** The key is being executed: the request waits for that answer ([`Concurrency`](crate::Concurrency)),
+//!    or gets 409 `in-flight`.
+//! 4. **Refuse.** The key was used for another request: 422 `key-reused`.
+//! 5. **Fail closed.** The database cannot be reached: 503, and nothing is executed.
+//!
+//! Methods other than POST and PATCH pass through untouched. A request without a key is refused with 400, or executed
+//! without being remembered on an [`optional`](IdempotencyLayer::optional) route.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use axum::{Json, Router, http::StatusCode, routing::post};
+//! use axum_idempotency::{Idempotency, IdempotencyLayer, Scope, Tx};
+//!
+//! #[derive(Clone)]
+//! struct TenantId(String);
+//!
+//! # fn app(pool: sqlx::PgPool) -> Router {
+//! // The authentication outside puts the tenant into the request's extensions.
+//! let idempotent = IdempotencyLayer::new(Idempotency::new(pool), |parts| {
+//!     parts.extensions.get::<TenantId>().map(|tenant| Scope::new(&tenant.0))
+//! });
+//! Router::new()
+//!     .route("/charges", post(charge).layer(idempotent.clone().operation("charge.create")))
+//!     .route("/notes", post(charge).layer(idempotent.optional()))
+//! # }
+//!
+//! async fn charge(mut tx: Tx, Json(amount): Json<i64>) -> Result<StatusCode, StatusCode> {
+//!     sqlx::query("update account set balance = balance - $1")
+//!         .bind(amount)
+//!         .execute(&mut *tx)
+//!         .await
+//!         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+//!     Ok(StatusCode::CREATED)
+//! }
+//! ```
+//!
+//! # Caveats
+//!
+//! * Add the layer *inside* what authenticates and limits, so that a replay passes it too, and inside what compresses
+//!   or adds CORS fields, so that a replay gets its own.
+//! * The whole answer is held in memory and stored; streams and trailers are refused.
+//! * Added with `Router::layer` it also runs for requests that no route matches. They are answered as ever, and leave
+//!   no key behind.
+
+mod body;
+mod capture;
+mod disposition;
+mod extract;
+mod future;
+mod header;
+mod identify;
+mod layer;
+mod rejection;
+mod replay;
+mod service;
+mod tx;
+
+pub use self::{
+    disposition::Disposition,
+    future::ResponseFuture,
+    layer::IdempotencyLayer,
+    rejection::{Rejection, RejectionKind},
+    service::IdempotencyService,
+    tx::Tx,
+};

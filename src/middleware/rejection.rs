@@ -1,0 +1,259 @@
+use std::borrow::Cow;
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::json;
+
+use crate::{Error, ErrorKind};
+
+/// Why the layer, or one of its extractors, answered instead of the handler.
+///
+/// It is in the extensions of every such response, whatever a renderer made of it, so that logging and metrics
+/// outside can read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    kind: RejectionKind,
+    detail: Cow<'static, str>,
+}
+
+/// The kinds of [`Rejection`], each with its status and its problem type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectionKind {
+    /// 400 `missing-key`: the route requires a key and there is none.
+    MissingKey,
+    /// 400 `invalid-key`: the field is there, but is not one valid key.
+    InvalidKey,
+    /// 401 `unscoped`: nobody owns the request.
+    Unscoped,
+    /// 400 `request-unreadable`: the request's body broke off.
+    RequestUnreadable,
+    /// 413 `request-too-large`: the request's body is over the layer's limit.
+    RequestTooLarge,
+    /// 422 `key-reused`: the key was used for another request.
+    KeyReused,
+    /// 409 `in-flight`: a request with this key is still running.
+    InFlight,
+    /// 503 `store-unavailable`: the database cannot be reached, or gave the transaction up for another one.
+    StoreUnavailable,
+    /// 503 `outcome-unknown`: the connection broke during the commit.
+    OutcomeUnknown,
+    /// 500 `response-too-large`: the handler's answer is over the layer's limit.
+    ResponseTooLarge,
+    /// 500 `response-unsupported`: the handler's answer cannot be stored, or broke off.
+    ResponseUnsupported,
+    /// 500 `connection-held`: the handler has answered and still holds its [`Tx`](crate::Tx).
+    ConnectionHeld,
+    /// 500 `transaction-aborted`: a statement failed, and the handler answered as if it had not.
+    TransactionAborted,
+    /// 500 `transaction-ended`: the handler ended the transaction itself.
+    TransactionEnded,
+    /// 500 `commit-refused`: PostgreSQL refused the commit.
+    CommitRefused,
+    /// 500 `misconfigured`: the application uses the crate in a way that cannot work.
+    Misconfigured,
+    /// 500 `internal`: anything else.
+    Internal,
+}
+
+impl RejectionKind {
+    /// The status, the suffix of the problem type, and the title.
+    const fn table(self) -> (StatusCode, &'static str, &'static str) {
+        match self {
+            Self::MissingKey => (StatusCode::BAD_REQUEST, "missing-key", "Idempotency-Key is missing"),
+            Self::InvalidKey => (StatusCode::BAD_REQUEST, "invalid-key", "Idempotency-Key is not valid"),
+            Self::Unscoped => (StatusCode::UNAUTHORIZED, "unscoped", "The request has no owner"),
+            Self::RequestUnreadable => {
+                (StatusCode::BAD_REQUEST, "request-unreadable", "The request body could not be read")
+            }
+            Self::RequestTooLarge => {
+                (StatusCode::PAYLOAD_TOO_LARGE, "request-too-large", "The request body is too large")
+            }
+            Self::KeyReused => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "key-reused", "Idempotency-Key was used for another request")
+            }
+            Self::InFlight => (StatusCode::CONFLICT, "in-flight", "A request with this key is still running"),
+            Self::StoreUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "Nothing was executed"),
+            Self::OutcomeUnknown => {
+                (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
+            }
+            Self::ResponseTooLarge => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "response-too-large", "The response is too large")
+            }
+            Self::ResponseUnsupported => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "response-unsupported", "The response cannot be stored")
+            }
+            Self::ConnectionHeld => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "connection-held", "The handler did not give back its connection")
+            }
+            Self::TransactionAborted => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "transaction-aborted", "A statement of the handler failed")
+            }
+            Self::TransactionEnded => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "transaction-ended", "The handler ended its transaction")
+            }
+            Self::CommitRefused => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "commit-refused", "The database refused the commit")
+            }
+            Self::Misconfigured => (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured", "The server is misconfigured"),
+            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Internal server error"),
+        }
+    }
+
+    /// The status it is answered with.
+    #[must_use]
+    pub const fn status(self) -> StatusCode {
+        self.table().0
+    }
+
+    /// The last part of its problem type, such as `key-reused`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        self.table().1
+    }
+
+    /// May the same request, under the same key, succeed if it is simply made again?
+    #[must_use]
+    pub const fn is_retryable(self) -> bool {
+        matches!(self, Self::InFlight | Self::StoreUnavailable | Self::OutcomeUnknown)
+    }
+}
+
+impl Rejection {
+    /// Where problem types live unless [`problem_base`](crate::IdempotencyLayer::problem_base) says otherwise: the
+    /// section of this crate's documentation that explains them.
+    pub const PROBLEM_BASE: &'static str =
+        "https://docs.rs/axum-idempotency/latest/axum_idempotency/_docs/problems/index.html#";
+
+    /// Seconds in `Retry-After`, where there is one.
+    const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+    pub(super) fn new(kind: RejectionKind, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, detail: detail.into() }
+    }
+
+    /// What kind of refusal this is.
+    #[must_use]
+    pub fn kind(&self) -> RejectionKind {
+        self.kind
+    }
+
+    /// The status it is answered with.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.kind.status()
+    }
+
+    /// One sentence for the client's developer: what is wrong and what to do. It holds nothing that is stored, and
+    /// neither key nor body.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// The problem document (RFC 9457), with types under `base`.
+    pub(super) fn to_problem(&self, base: &str) -> Response {
+        let (status, name, title) = self.kind.table();
+        let problem = json!({
+            "type": format!("{base}{name}"),
+            "title": title,
+            "status": status.as_u16(),
+            "detail": self.detail,
+            "retryable": self.kind.is_retryable(),
+        });
+        let mut response = Response::new(Body::from(problem.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CONTENT_LANGUAGE, HeaderValue::from_static("en"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if self.kind.is_retryable() {
+            headers.insert(header::RETRY_AFTER, Self::RETRY_AFTER);
+        }
+        response
+    }
+}
+
+impl std::fmt::Display for Rejection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.kind.name(), self.detail)
+    }
+}
+
+impl std::error::Error for Rejection {}
+
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        let mut response = self.to_problem(Self::PROBLEM_BASE);
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<Error> for Rejection {
+    /// What the client may know of `error`; the rest is for the log.
+    fn from(error: Error) -> Self {
+        let (kind, detail) = match error.kind() {
+            ErrorKind::StoreUnavailable => {
+                (RejectionKind::StoreUnavailable, "the request was not executed; repeat it with the same key")
+            }
+            ErrorKind::Conflict => (
+                RejectionKind::StoreUnavailable,
+                "the request met a concurrent one and was undone; repeat it with the same key",
+            ),
+            ErrorKind::OutcomeUnknown => (
+                RejectionKind::OutcomeUnknown,
+                "repeat the request with the same key: it is executed, or answered if it was executed before",
+            ),
+            ErrorKind::TransactionAborted => (
+                RejectionKind::TransactionAborted,
+                "the handler answered although one of its statements had failed; nothing was kept, the key is free",
+            ),
+            ErrorKind::TransactionEnded => (
+                RejectionKind::TransactionEnded,
+                "the handler ran COMMIT, ROLLBACK or the like on its connection; no answer was stored, and what it \
+                 committed itself cannot be undone",
+            ),
+            ErrorKind::CommitRefused => (
+                RejectionKind::CommitRefused,
+                "the database refused to commit the handler's work; nothing was kept, the key is free",
+            ),
+            ErrorKind::NotMigrated => (
+                RejectionKind::Misconfigured,
+                "the idempotency table is missing or outdated; the application has to run \
+                 axum_idempotency::migrate() before it serves requests",
+            ),
+            ErrorKind::BlankScope => return Self::unscoped(),
+            ErrorKind::InProgress => return Self::in_flight(),
+            ErrorKind::KeyReused => return Self::key_reused(),
+            ErrorKind::NoTransaction | ErrorKind::Json | ErrorKind::CorruptRow | ErrorKind::Database => {
+                (RejectionKind::Internal, "the request was not executed")
+            }
+        };
+        Self::new(kind, detail)
+    }
+}
+
+impl Rejection {
+    pub(super) fn unscoped() -> Self {
+        Self::new(RejectionKind::Unscoped, "an idempotency key belongs to somebody; authenticate first")
+    }
+
+    pub(super) fn in_flight() -> Self {
+        Self::new(
+            RejectionKind::InFlight,
+            "repeat the request with the same key after a moment to get the first one's answer",
+        )
+    }
+
+    pub(super) fn key_reused() -> Self {
+        Self::new(
+            RejectionKind::KeyReused,
+            "the method, path, query, content type or body differs from the first request with this key; \
+             use a new key for a new request",
+        )
+    }
+}

@@ -1,0 +1,193 @@
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+use sqlx::{Connection as _, PgConnection, PgPool, Postgres};
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
+
+use super::rejection::{Rejection, RejectionKind};
+use crate::{
+    Error,
+    engine::{Attempt, Uninterrupted, Unkeyed},
+};
+
+/// The request's connection, as an extractor: what a handler writes through it is committed together with its
+/// answer, or not at all.
+///
+/// It dereferences to [`PgConnection`], so queries run on `&mut *tx`. Nothing in it can commit. Use
+/// [`begin`](Self::begin) for a part that may fail on its own.
+///
+/// ```no_run
+/// use axum::{Json, http::StatusCode};
+/// use axum_idempotency::Tx;
+///
+/// async fn create(mut tx: Tx, Json(name): Json<String>) -> Result<StatusCode, StatusCode> {
+///     sqlx::query("insert into thing (name) values ($1)")
+///         .bind(name)
+///         .execute(&mut *tx)
+///         .await
+///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+///     Ok(StatusCode::CREATED)
+/// }
+/// ```
+///
+/// On a route with an optional key and a request without one, extracting it begins a plain transaction, which is
+/// committed or rolled back by the same [`Disposition`](crate::Disposition)s.
+///
+/// # Errors
+///
+/// A 500 that says what is wrong: no [`IdempotencyLayer`](crate::IdempotencyLayer) handles the request, or the
+/// handler extracts a second `Tx` while it holds the first. A 503 if a plain transaction cannot be begun.
+///
+/// A handler that answers and still holds its `Tx`, in a spawned task or in the response's body, gets 500 and is
+/// rolled back. The key stays taken until that `Tx` is dropped.
+pub struct Tx(OwnedMappedMutexGuard<State, Open>);
+
+impl Tx {
+    /// Sets a savepoint: what is written through it is undone unless it is committed, and the rest stays usable.
+    ///
+    /// # Errors
+    ///
+    /// What PostgreSQL says, for instance that a statement before has failed.
+    pub async fn begin(&mut self) -> Result<sqlx::Transaction<'_, Postgres>, sqlx::Error> {
+        self.0.connection().begin().await
+    }
+}
+
+impl Deref for Tx {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.0.connection_ref()
+    }
+}
+
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.0.connection()
+    }
+}
+
+impl fmt::Debug for Tx {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tx").finish_non_exhaustive()
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Tx {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Rejection> {
+        let Some(slot) = parts.extensions.get::<Slot>().cloned() else {
+            return Err(misuse(
+                "the handler extracts Tx, but no IdempotencyLayer handles this request: add the layer to the route, \
+                 or list the request's method in IdempotencyLayer::methods",
+            ));
+        };
+        let Ok(mut state) = slot.0.try_lock_owned() else {
+            return Err(misuse("the handler extracts Tx twice; pass the first one on instead"));
+        };
+        if let State::Unbegun(pool) = &*state {
+            let pool = pool.clone();
+            let unkeyed = Uninterrupted::new(async move { Unkeyed::begin(&pool).await }).await;
+            *state = State::Open(Open::Unkeyed(unkeyed.map_err(super::service::logged)?));
+        }
+        OwnedMutexGuard::try_map(state, |state| match state {
+            State::Open(open) => Some(open),
+            State::Unbegun(_) | State::Ended => None,
+        })
+        .map(Tx)
+        .map_err(|_| misuse("the handler extracts Tx after it has answered"))
+    }
+}
+
+fn misuse(detail: &'static str) -> Rejection {
+    let rejection = Rejection::new(RejectionKind::Misconfigured, detail);
+    tracing::error!(%rejection, "Tx cannot be extracted");
+    rejection
+}
+
+/// Where the request's transaction lies while no [`Tx`] holds it. A `Tx` *is* the slot's lock, which nobody ever
+/// waits for.
+#[derive(Clone, Debug)]
+pub(super) struct Slot(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+enum State {
+    /// A request without a key: a transaction begins when it is asked for.
+    Unbegun(PgPool),
+    Open(Open),
+    Ended,
+}
+
+/// An open transaction, with a key or without.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one for each request, and it is not moved about")]
+pub(super) enum Open {
+    Attempt(Attempt),
+    Unkeyed(Unkeyed),
+}
+
+impl Open {
+    fn connection(&mut self) -> &mut PgConnection {
+        match self {
+            Self::Attempt(attempt) => attempt.connection(),
+            Self::Unkeyed(unkeyed) => unkeyed.connection(),
+        }
+    }
+
+    fn connection_ref(&self) -> &PgConnection {
+        match self {
+            Self::Attempt(attempt) => attempt.connection_ref(),
+            Self::Unkeyed(unkeyed) => unkeyed.connection_ref(),
+        }
+    }
+}
+
+impl Slot {
+    pub(super) fn of(attempt: Attempt) -> Self {
+        Self(Arc::new(Mutex::new(State::Open(Open::Attempt(attempt)))))
+    }
+
+    pub(super) fn unbegun(pool: PgPool) -> Self {
+        Self(Arc::new(Mutex::new(State::Unbegun(pool))))
+    }
+
+    /// Takes the transaction back after the handler has answered; `None` if there never was one.
+    ///
+    /// # Errors
+    ///
+    /// Somebody still holds the connection. It is rolled back when he drops it.
+    pub(super) fn take(&self) -> Result<Option<Open>, Rejection> {
+        let Ok(mut state) = self.0.try_lock() else {
+            return Err(Rejection::new(
+                RejectionKind::ConnectionHeld,
+                "the handler answered while its Tx was still held, by a task it spawned or by the response's body; \
+                 nothing is kept",
+            ));
+        };
+        match std::mem::replace(&mut *state, State::Ended) {
+            State::Open(open) => Ok(Some(open)),
+            State::Unbegun(_) | State::Ended => Ok(None),
+        }
+    }
+
+    /// After a failure: rolls back what is there, so that the key is free when the client is answered.
+    pub(super) async fn release(&self) {
+        let released = match self.take() {
+            Ok(Some(Open::Attempt(attempt))) => attempt.release_in_place().await,
+            Ok(Some(Open::Unkeyed(unkeyed))) => unkeyed.rollback().await,
+            Ok(None) | Err(_) => Ok(()),
+        };
+        if let Err(error) = released {
+            log(&error);
+        }
+    }
+}
+
+fn log(error: &Error) {
+    tracing::warn!(error = error as &dyn std::error::Error, "the rollback failed; the server rolls back on its own");
+}

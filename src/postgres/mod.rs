@@ -1,0 +1,10 @@
+//! Floor 2, lower half: the only SQL of the crate.
+
+pub(crate) mod claim;
+pub(crate) mod error;
+pub(crate) mod prune;
+pub(crate) mod record;
+pub(crate) mod schema;
+pub(crate) mod transaction;
+#[cfg(feature = "axum")]
+pub(crate) mod unkeyed;

@@ -1,0 +1,27 @@
+//! Transactions without a claim, which have no row by which to tell that they are still the same.
+
+use sqlx::{PgPool, SqlSafeStr as _};
+
+use super::{error::before_commit, transaction::Transaction};
+use crate::{Error, ErrorKind};
+
+/// One message for both; the mark is gone when the transaction ends, however it ends.
+const BEGIN_MARKED: &str = "begin; set local idempotency.transaction = 'open'";
+const IS_MARKED: &str = "select coalesce(current_setting('idempotency.transaction', true), '') = 'open'";
+
+/// Begins a transaction that [`check`] will know again.
+pub(crate) async fn begin(pool: &PgPool) -> Result<Transaction, Error> {
+    let connection = pool.acquire().await.map_err(before_commit)?;
+    Transaction::begin_on(connection, Some(BEGIN_MARKED.into_sql_str())).await
+}
+
+/// Is the transaction still open and healthy?
+///
+/// # Errors
+///
+/// [`TransactionAborted`](ErrorKind::TransactionAborted) or [`TransactionEnded`](ErrorKind::TransactionEnded).
+pub(crate) async fn check(transaction: &mut Transaction) -> Result<(), Error> {
+    let marked: bool =
+        sqlx::query_scalar(IS_MARKED).fetch_one(transaction.connection()).await.map_err(before_commit)?;
+    if marked { Ok(()) } else { Err(Error::new(ErrorKind::TransactionEnded)) }
+}
