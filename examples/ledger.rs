@@ -24,7 +24,7 @@
 //! | `POST /charges {"account","amount"}` (key required) | 201 `{"id","account","amount","balance"}`; 402 if funds are short; 404 |
 //! | `POST /charges/{id}/refund` (key required) | 201 `{"id","account","amount","balance"}`; 404; 409 if refunded before |
 //!
-//! Numbers may have decimals only as zeros: amounts are whole. An amount has to be positive (400).
+//! Amounts are whole numbers, and an amount has to be positive (400).
 //!
 //! Two headers steer `POST /charges`, each after the money has moved:
 //!
@@ -38,7 +38,9 @@
 //! | `x-lab-fault: big-body:BYTES` | it answers 201 with so many bytes |
 //! | `x-lab-fault: status:CODE` | it answers with that status |
 
-use std::{error::Error, net::SocketAddr, str::FromStr, time::Duration};
+#![allow(clippy::panic, clippy::must_use_candidate)] // Crashing is one of the things it shows.
+
+use std::{error::Error, io::Write as _, net::SocketAddr, str::FromStr, time::Duration};
 
 use axum::{
     Extension, Json, Router,
@@ -56,7 +58,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 /// Whoever the bearer token names.
 #[derive(Clone)]
-pub struct Owner(String);
+pub(crate) struct Owner(String);
 
 #[derive(Deserialize)]
 struct NewAccount {
@@ -79,7 +81,7 @@ struct Charge {
 }
 
 /// The routes, on a database that [`prepare`] has prepared.
-pub fn app(idempotency: Idempotency) -> Router {
+pub(crate) fn app(idempotency: Idempotency) -> Router {
     let pool = idempotency.pool().clone();
     let idempotent =
         IdempotencyLayer::new(idempotency, |parts| parts.extensions.get::<Owner>().map(|owner| Scope::new(&owner.0)));
@@ -94,7 +96,7 @@ pub fn app(idempotency: Idempotency) -> Router {
 }
 
 /// The tables, whoever comes first.
-pub async fn prepare(pool: &PgPool) -> Result<(), Box<dyn Error>> {
+pub(crate) async fn prepare(pool: &PgPool) -> Result<(), Box<dyn Error>> {
     axum_idempotency::migrate(pool).await?;
     let mut transaction = pool.begin().await?;
     // Two servers may start at once, and `if not exists` alone does not make that safe.
@@ -317,16 +319,17 @@ impl IntoResponse for Failure {
     }
 }
 
-struct Settings {
-    listen: SocketAddr,
-    concurrency: Concurrency,
-    retention: Retention,
-    pool: u32,
-    self_check: bool,
+/// What the command line says.
+pub(crate) struct Settings {
+    pub(crate) listen: SocketAddr,
+    pub(crate) concurrency: Concurrency,
+    pub(crate) retention: Retention,
+    pub(crate) pool: u32,
+    pub(crate) self_check: bool,
 }
 
 impl Settings {
-    fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
+    pub(crate) fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, Box<dyn Error>> {
         let mut settings = Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             concurrency: Concurrency::default(),
@@ -371,7 +374,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let app = app(Idempotency::new(pool).concurrency(settings.concurrency).retention(settings.retention));
     let listener = tokio::net::TcpListener::bind(settings.listen).await?;
     let address = listener.local_addr()?;
-    println!("listening on http://{address}\nDATABASE_URL={url}");
+    // Whoever reads this may stop reading after the first line.
+    writeln!(std::io::stdout(), "listening on http://{address}\nDATABASE_URL={url}").ok();
     let server = axum::serve(listener, app);
     if settings.self_check {
         let server = tokio::spawn(server.into_future());

@@ -5,6 +5,8 @@
 //! cargo run --example quickstart -- --check  # shows it and ends
 //! ```
 
+#![allow(clippy::panic, clippy::must_use_candidate)] // Crashing is one of the things it shows.
+
 use std::{error::Error, time::Duration};
 
 use axum::{
@@ -21,7 +23,7 @@ use sqlx::{PgPool, postgres::PgPoolOptions};
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// One route: charge an account.
-pub fn app(pool: PgPool) -> Router {
+pub(crate) fn app(pool: PgPool) -> Router {
     let idempotent = IdempotencyLayer::new(Idempotency::new(pool), owner);
     Router::new()
         .route("/charges", post(charge).layer(idempotent.operation("charge.create")))
@@ -85,7 +87,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// The tables, and an account of this run with 100 in it.
-async fn prepare(pool: &PgPool) -> Result<String, Box<dyn Error>> {
+pub(crate) async fn prepare(pool: &PgPool) -> Result<String, Box<dyn Error>> {
     axum_idempotency::migrate(pool).await?;
     sqlx::raw_sql(
         "create schema if not exists quickstart;
@@ -99,7 +101,8 @@ async fn prepare(pool: &PgPool) -> Result<String, Box<dyn Error>> {
     Ok(id)
 }
 
-async fn show(visitor: &Visitor<'_>) -> Result<(), Box<dyn Error>> {
+/// The transcript, each step checked.
+pub(crate) async fn show(visitor: &Visitor<'_>) -> Result<(), Box<dyn Error>> {
     println!("The account holds {}.\n", visitor.balance().await?);
 
     let first = visitor.step("A charge of 30", "key-1", 30, &[]).await?;
@@ -136,7 +139,8 @@ async fn show(visitor: &Visitor<'_>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-struct Visitor<'a> {
+/// A client, and where it looks what became of the money.
+pub(crate) struct Visitor<'a> {
     client: Client,
     url: &'a str,
     account: &'a str,
@@ -151,7 +155,7 @@ struct Answer {
 }
 
 impl<'a> Visitor<'a> {
-    fn new(url: &'a str, account: &'a str, pool: &'a PgPool) -> Self {
+    pub(crate) fn new(url: &'a str, account: &'a str, pool: &'a PgPool) -> Self {
         let client = Client::new();
         Self { client, url, account, pool }
     }

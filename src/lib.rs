@@ -1,4 +1,45 @@
-//! Draft.
+//! Endpoints that are safe to retry: a Tower layer for Axum, on PostgreSQL.
+//!
+//! A client that gets no answer cannot know whether its request was executed. It has to ask again, and the server
+//! must not do the work twice. With this crate the client names its intent with an `Idempotency-Key`; the handler's
+//! writes and its answer are committed in **one** transaction; and every retry gets that answer, byte for byte.
+//!
+//! * The layer for HTTP, its contract and an example: [`middleware`].
+//! * The engine alone, for consumers of a message broker and for transactions of your own: [`Idempotency`].
+//! * The table: [`migrate`]. Forgetting: [`Retention`] and [`Pruner`].
+//!
+//! # What you get
+//!
+//! * **At most one execution commits** for each owner, operation and key, whatever the number of concurrent
+//!   duplicates, processes and crashes. The claim is one atomic `INSERT … ON CONFLICT`.
+//! * **Effects and answer together**, or neither. No byte of an answer is sent before its commit is acknowledged.
+//! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once; there are
+//!   no leases and nothing that has to be cleaned up.
+//! * **Closed on failure.** Without the database nothing is executed; without an owner nothing is; a key with another
+//!   payload is refused.
+//! * **A client that goes away does not stop its request.** The attempt goes on, and the retry gets its answer.
+//!
+//! # What you do not get
+//!
+//! * Effects outside the transaction: a mail, a call to another service. Pass such a service a key of its own, by
+//!   [`IdempotentRequest::derive_key`], so that it can recognise the second call.
+//! * Streaming answers: they are held in memory and stored, up to a limit.
+//! * Databases that do not speak PostgreSQL's protocol and SQL.
+//!
+//! # Logging
+//!
+//! Events have the target `axum_idempotency` and below. At `DEBUG` each request gives its `operation` and `outcome`
+//! (a disposition, `replayed`, or the name of a refusal); at `WARN` and `ERROR` stand failures of the database and
+//! mistakes of the application, with their cause. Keys and bodies are never logged.
+//!
+//! # Features
+//!
+//! * `axum` (default): the layer and the extractors. Without it only the engine is built, without axum and tower.
+//!
+//! sqlx is used without a choice of runtime features or TLS: the application picks those, as
+//! `sqlx = { version = "0.9", features = ["runtime-tokio", …] }`. Tokio is required.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 // Floor 1: words. No I/O, no sqlx, no axum.
 mod bounded;
@@ -35,3 +76,16 @@ pub use self::{
     retention::{InvalidRetention, Retention},
     scope::Scope,
 };
+
+/// Documents that are part of the crate.
+pub mod _docs {
+    #[doc = include_str!("docs/problems.md")]
+    pub mod problems {}
+
+    #[doc = include_str!("../CHANGELOG.md")]
+    pub mod changelog {}
+}
+
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../README.md")]
+mod readme {}

@@ -1,6 +1,6 @@
 use axum::{
     http::StatusCode,
-    response::{IntoResponseParts, ResponseParts},
+    response::{IntoResponse, IntoResponseParts, Response, ResponseParts},
 };
 
 /// What becomes of a handler's effects and of its answer. There is no fourth: effects are kept only together with
@@ -53,6 +53,12 @@ impl IntoResponseParts for Disposition {
     fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Self::Error> {
         parts.extensions_mut().insert(self);
         Ok(parts)
+    }
+}
+
+impl IntoResponse for Disposition {
+    fn into_response(self) -> Response {
+        (self, ()).into_response()
     }
 }
 

@@ -257,3 +257,54 @@ impl Rejection {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every kind; the match keeps the list complete.
+    fn all() -> Vec<RejectionKind> {
+        use RejectionKind as Kind;
+        let next = |kind| match kind {
+            Kind::MissingKey => Some(Kind::InvalidKey),
+            Kind::InvalidKey => Some(Kind::Unscoped),
+            Kind::Unscoped => Some(Kind::RequestUnreadable),
+            Kind::RequestUnreadable => Some(Kind::RequestTooLarge),
+            Kind::RequestTooLarge => Some(Kind::KeyReused),
+            Kind::KeyReused => Some(Kind::InFlight),
+            Kind::InFlight => Some(Kind::StoreUnavailable),
+            Kind::StoreUnavailable => Some(Kind::OutcomeUnknown),
+            Kind::OutcomeUnknown => Some(Kind::ResponseTooLarge),
+            Kind::ResponseTooLarge => Some(Kind::ResponseUnsupported),
+            Kind::ResponseUnsupported => Some(Kind::ConnectionHeld),
+            Kind::ConnectionHeld => Some(Kind::TransactionAborted),
+            Kind::TransactionAborted => Some(Kind::TransactionEnded),
+            Kind::TransactionEnded => Some(Kind::CommitRefused),
+            Kind::CommitRefused => Some(Kind::Misconfigured),
+            Kind::Misconfigured => Some(Kind::Internal),
+            Kind::Internal => None,
+        };
+        std::iter::successors(Some(Kind::MissingKey), |kind| next(*kind)).collect()
+    }
+
+    #[test]
+    fn r56_every_kind_has_a_type_of_its_own_that_is_documented() {
+        let documented: Vec<_> =
+            include_str!("../docs/problems.md").lines().filter_map(|line| line.strip_prefix("# ")).collect();
+        let names: Vec<_> = all().into_iter().map(RejectionKind::name).collect();
+        assert_eq!(names, documented);
+    }
+
+    #[test]
+    fn r56_r58_statuses_and_retry_after() {
+        for kind in all() {
+            let response = Rejection::new(kind, "detail").into_response();
+            assert_eq!(response.status(), kind.status());
+            assert!(kind.status().is_client_error() || kind.status().is_server_error());
+            let retries = matches!(kind.status().as_u16(), 409 | 503);
+            assert_eq!(kind.is_retryable(), retries, "{kind:?}");
+            let after = response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap_or_default());
+            assert_eq!(after, retries.then_some("1"), "{kind:?}");
+        }
+    }
+}

@@ -11,7 +11,7 @@ use axum::{
 };
 use http_body::Body as HttpBody;
 use tower_service::Service;
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 
 use super::{
     body::{self, Unread, Whole},
@@ -22,7 +22,7 @@ use super::{
     layer::Config,
     rejection::{Rejection, RejectionKind},
     replay,
-    tx::{Open, Slot},
+    tx::{Open, Slot, tolerate},
 };
 use crate::{
     Claim, Error, IdempotentRequest, Operation, Rejected, StoredResponse,
@@ -182,7 +182,7 @@ where
     debug!(%operation, outcome = ?disposition, status = response.0.status.as_u16(), "executed");
     match disposition {
         Disposition::Commit => attempt.complete_in_place(stored).await?,
-        Disposition::Release => attempt.release_in_place().await.or_else(tolerate)?,
+        Disposition::Release => attempt.release_in_place().await.unwrap_or_else(|error| tolerate(&error)),
         Disposition::Reject => match attempt.reject_in_place(stored).await? {
             Rejected::Stored => {}
             Rejected::Replay(stored) => return Ok(replayed(&stored, operation)),
@@ -225,7 +225,9 @@ where
     if let Some(Open::Unkeyed(unkeyed)) = open {
         match config.disposition(&parts) {
             Disposition::Commit => unkeyed.commit().await?,
-            Disposition::Reject | Disposition::Release => unkeyed.rollback().await.or_else(tolerate)?,
+            Disposition::Reject | Disposition::Release => {
+                unkeyed.rollback().await.unwrap_or_else(|error| tolerate(&error))
+            }
         }
     }
     Ok(Response::from_parts(parts, Body::new(body)))
@@ -308,12 +310,6 @@ fn replayed(stored: &StoredResponse, operation: &Operation) -> Response {
 /// The handler is at fault, and its operator should know.
 fn blame(rejection: &Rejection, operation: &Operation) {
     error!(%operation, %rejection, "the handler's answer could not be kept");
-}
-
-/// A rollback that fails means a connection that is gone: the server rolls back on its own.
-fn tolerate(error: Error) -> Result<(), Error> {
-    warn!(error = &error as &dyn std::error::Error, "the rollback failed; the server rolls back on its own");
-    Ok(())
 }
 
 /// What the client may know of an error, with the rest in the log.

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use sqlx::{
     PgPool, SqlSafeStr as _,
     migrate::{MigrateError, Migration, MigrationType, Migrator},
+    postgres::PgPoolOptions,
 };
 
 /// The migrations of this crate, for those who list, run or undo them through sqlx themselves.
@@ -36,8 +37,10 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// What PostgreSQL says, or that the database was migrated by another release of this crate.
 pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
-    let mut connection = pool.acquire().await?;
-    // A failure would leave sqlx's lock with the connection, and so would dropping this future.
-    connection.close_on_drop();
-    MIGRATOR.run(&mut *connection).await
+    // On a connection of its own, closed in any case: a failure, or dropping this future, would leave sqlx's lock
+    // with a pooled one.
+    let own = PgPoolOptions::new().max_connections(1).connect_lazy_with((*pool.connect_options()).clone());
+    let migrated = MIGRATOR.run(&own).await;
+    own.close().await;
+    migrated
 }

@@ -1,1 +1,23 @@
-fn main() {}
+//! Every test talks to a real PostgreSQL, in a database of its own; races are steered, not slept.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, clippy::mem_forget, clippy::needless_pass_by_value)]
+#![allow(missing_docs, missing_debug_implementations, unreachable_pub)]
+
+mod support;
+
+mod api;
+mod cancellation;
+mod concurrency;
+mod consumer;
+mod dispositions;
+mod examples;
+mod expiry;
+mod faults;
+mod key_reuse;
+mod limits;
+mod migrations;
+mod replay;
+mod rollback;
+mod scope;
+mod tidy;
+mod tx;

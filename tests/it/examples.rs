@@ -1,0 +1,167 @@
+//! The examples, driven as a visitor would.
+
+use std::time::Duration;
+
+use axum::{Router, http::StatusCode};
+use axum_idempotency::{Concurrency, Idempotency, Retention};
+use serde_json::{Value, json};
+
+use crate::support::{Ask, Database, Reply, get, post, reply};
+
+#[path = "../../examples/ledger.rs"]
+#[allow(dead_code, clippy::too_many_lines)]
+mod ledger;
+
+#[path = "../../examples/quickstart.rs"]
+#[allow(dead_code)]
+mod quickstart;
+
+/// A ledger with alice's account `a`, which holds 100.
+async fn ledger(database: &Database) -> Router {
+    let pool = database.pool().await;
+    ledger::prepare(&pool).await.unwrap();
+    ledger::prepare(&pool).await.unwrap();
+    let app = ledger::app(Idempotency::new(pool));
+    let opened = reply(&app, alice(post("/accounts")).json(json!({ "id": "a", "balance": 100 }))).await;
+    assert_eq!((opened.status, opened.json()), (StatusCode::CREATED, json!({ "id": "a", "balance": 100 })));
+    app
+}
+
+fn alice(ask: Ask) -> Ask {
+    ask.header("authorization", "Bearer alice")
+}
+
+fn charge(key: &str, amount: i64) -> Ask {
+    alice(post("/charges")).key(key).json(json!({ "account": "a", "amount": amount }))
+}
+
+async fn account(app: &Router) -> Value {
+    reply(app, alice(get("/accounts/a"))).await.json()
+}
+
+fn holds(balance: i64, charges: i64) -> Value {
+    json!({ "id": "a", "balance": balance, "charges": charges })
+}
+
+#[tokio::test]
+async fn ledger_charges_declines_and_refunds_once_each() {
+    let database = Database::fresh().await;
+    let app = ledger(&database).await;
+    let first = reply(&app, charge("k1", 30)).await;
+    let id = first.json()["id"].as_i64().unwrap();
+    assert_eq!(first.json(), json!({ "id": id, "account": "a", "amount": 30, "balance": 70 }));
+    assert!(reply(&app, charge("k1", 30)).await.replayed());
+    assert_eq!(reply(&app, charge("k1", 31)).await.status, 422);
+    assert_eq!(reply(&app, charge("k2", 71)).await.status, 402);
+    assert!(reply(&app, charge("k2", 71)).await.replayed());
+    assert_eq!(account(&app).await, holds(70, 1));
+
+    let refund = |key| alice(post(&format!("/charges/{id}/refund"))).key(key);
+    // The same key: another operation, another intent.
+    let refunded = reply(&app, refund("k1")).await;
+    assert_eq!(refunded.json(), json!({ "id": id, "account": "a", "amount": 30, "balance": 100 }));
+    assert!(reply(&app, refund("k1")).await.replayed());
+    assert_eq!(reply(&app, refund("k3")).await.status, 409);
+    assert_eq!(account(&app).await, holds(100, 1));
+}
+
+#[tokio::test]
+async fn ledger_keeps_owners_apart_and_turns_strangers_away() {
+    let database = Database::fresh().await;
+    let app = ledger(&database).await;
+    for ask in [post("/charges").key("k"), get("/accounts/a"), get("/accounts/a").header("authorization", "Basic x")] {
+        assert_eq!(reply(&app, ask).await.status, 401);
+    }
+    let bob = |ask: Ask| ask.header("authorization", "Bearer bob");
+    assert_eq!(reply(&app, bob(get("/accounts/a"))).await.status, 404);
+    let charged = reply(&app, bob(post("/charges")).key("k").json(json!({ "account": "a", "amount": 1 }))).await;
+    assert_eq!(charged.status, 404);
+    let opened = reply(&app, bob(post("/accounts")).json(json!({ "id": "a", "balance": 5 }))).await;
+    assert_eq!(opened.status, 201);
+    assert_eq!(account(&app).await, holds(100, 0));
+}
+
+#[tokio::test]
+async fn ledger_bad_input_is_refused_and_leaves_nothing() {
+    let database = Database::fresh().await;
+    let app = ledger(&database).await;
+    for (ask, status) in [
+        (charge("k", 0), 400),
+        (charge("k", -5), 400),
+        (charge("k", 5).header("x-lab-fault", "nonsense"), 400),
+        (charge("k", 5).header("x-lab-delay-ms", "soon"), 400),
+        (alice(post("/charges")).json(json!({ "account": "a", "amount": 1 })), 400),
+        (alice(post("/charges")).key("k").json(json!({ "account": "a" })), 422),
+        (alice(post("/charges")).key("k").json(json!({ "account": "b", "amount": 1 })), 404),
+        (alice(post("/charges/999/refund")).key("k"), 404),
+        (alice(post("/accounts")).json(json!({ "id": "a", "balance": 1 })), 409),
+    ] {
+        assert_eq!(reply(&app, ask).await.status, status);
+    }
+    assert_eq!(account(&app).await, holds(100, 0));
+    assert_eq!(database.rows().await, []);
+}
+
+#[tokio::test]
+async fn ledger_every_fault_leaves_nothing_and_the_retry_executes() {
+    let database = Database::fresh().await;
+    let app = ledger(&database).await;
+    let mut balance = 100;
+    for (fault, status) in [
+        ("panic", 500),
+        ("500", 500),
+        ("swallow-sql-error", 500),
+        ("hold-connection", 500),
+        ("big-body:2000000", 500),
+        ("status:400", 400),
+        ("status:503", 503),
+    ] {
+        let failed = reply(&app, charge(fault, 10).header("x-lab-fault", fault)).await;
+        assert_eq!(failed.status, status, "{fault}");
+        let retry: Reply = reply(&app, charge(fault, 10)).await;
+        balance -= 10;
+        assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false), "{fault}");
+        assert_eq!(retry.json()["balance"], balance, "{fault}");
+    }
+    let big = reply(&app, charge("big", 10).header("x-lab-fault", "big-body:1000")).await;
+    assert_eq!((big.status, big.body.len()), (StatusCode::CREATED, 1000));
+    assert_eq!(account(&app).await, holds(balance - 10, 8));
+    // Decided, but not done.
+    let declined = reply(&app, charge("410", 10).header("x-lab-fault", "status:410")).await;
+    assert_eq!(declined.status, 410);
+    assert_eq!(reply(&app, charge("410", 10)).await.status, 410);
+    assert_eq!(account(&app).await, holds(balance - 10, 8));
+}
+
+#[test]
+fn ledger_options_are_read_or_refused_with_a_reason() {
+    let read = |line: &str| ledger::Settings::read(line.split_whitespace().map(str::to_owned));
+    let settings = read("--listen 127.0.0.1:81 --concurrency wait:0.5 --retention 60 --pool 3").unwrap();
+    assert_eq!(settings.listen.port(), 81);
+    assert_eq!(settings.concurrency, Concurrency::Wait { timeout: Duration::from_millis(500) });
+    assert_eq!(settings.retention, Retention::new(Duration::from_secs(60)).unwrap());
+    assert_eq!((settings.pool, settings.self_check), (3, false));
+    assert_eq!(read("--concurrency reject").unwrap().concurrency, Concurrency::Reject);
+    for wrong in [
+        "--pool 0",
+        "--pool",
+        "--retention 0",
+        "--retention -1",
+        "--concurrency sometimes",
+        "--concurrency wait:x",
+        "--nonsense 1",
+        "--listen nowhere",
+    ] {
+        assert!(read(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn quickstart_shows_what_it_says() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    let account = quickstart::prepare(&pool).await.unwrap();
+    let address = crate::support::serve(quickstart::app(pool.clone())).await;
+    let url = format!("http://{address}/charges");
+    quickstart::show(&quickstart::Visitor::new(&url, &account, &pool)).await.unwrap();
+}

@@ -1,0 +1,192 @@
+//! R59 to R61: the window is the database's, expired is absent, and pruning changes no answer.
+
+use std::time::Duration;
+
+use axum_idempotency::{Idempotency, Pruner, Retention, Tx};
+
+use crate::support::{Database, Gate, Runs, all, app, app_with, create, effect, layer, post, reply};
+
+#[tokio::test]
+async fn r61_f14_an_expired_key_executes_as_new_even_with_another_payload() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    let first = reply(&app, post("/things").key("k").body("a")).await;
+    database.expire().await;
+    let second = reply(&app, post("/things").key("k").body("b")).await;
+    assert!(!second.replayed());
+    assert_ne!(first.body, second.body);
+    let retry = reply(&app, post("/things").key("k").body("b")).await;
+    assert!(retry.replayed());
+    assert_eq!(retry.body, second.body);
+    assert_eq!(database.rows().await.len(), 1);
+}
+
+#[tokio::test]
+async fn r59_of_many_late_requests_one_takes_the_expired_row_over() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    reply(&app, post("/things").key("k")).await;
+    database.expire().await;
+    let late = all((0..20).map(|_| {
+        let app = app.clone();
+        async move { reply(&app, post("/things").key("k")).await }
+    }))
+    .await;
+    assert_eq!(late.iter().filter(|reply| !reply.replayed()).count(), 1);
+    assert!(late.iter().all(|reply| reply.body == late[0].body));
+    assert_eq!(database.effects().await, 2);
+}
+
+#[tokio::test]
+async fn a_failed_take_over_leaves_the_expired_row_as_it_was() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    reply(&app(&pool, create), post("/things").key("k")).await;
+    database.expire().await;
+    let failing = app(&pool, crate::support::answering(500));
+    assert_eq!(reply(&failing, post("/things").key("k")).await.status, 500);
+    assert_eq!(database.rows().await[0].status, Some(201));
+    assert!(!reply(&app(&pool, create), post("/things").key("k")).await.replayed());
+}
+
+#[tokio::test]
+async fn the_window_begins_with_the_claim_and_ends_as_configured() {
+    for (retention, expected) in [
+        (Retention::DAY, Some(86_400.0)),
+        (Retention::new(Duration::from_secs(90)).unwrap(), Some(90.0)),
+        (Retention::new(Duration::from_millis(1500)).unwrap(), Some(1.5)),
+        (Retention::forever(), None),
+    ] {
+        let database = Database::fresh().await;
+        let app = app_with(layer(Idempotency::new(database.pool().await).retention(retention)), create);
+        reply(&app, post("/things").key("k")).await;
+        let window: Option<f64> =
+            sqlx::query_scalar("select extract(epoch from expires_at - created_at)::float8 from idempotency.keys")
+                .fetch_one(&mut database.connection().await)
+                .await
+                .unwrap();
+        assert_eq!(window, expected);
+    }
+}
+
+#[tokio::test]
+async fn r60_pruning_deletes_expired_rows_only_and_no_more_than_asked_for() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let app = app_with(layer(idempotency.clone()), create);
+    for n in 0..5 {
+        reply(&app, post("/things").key(&format!("old-{n}"))).await;
+    }
+    database.expire().await;
+    reply(&app, post("/things").key("live")).await;
+    assert_eq!(idempotency.prune(2).await.unwrap(), 2);
+    assert_eq!(idempotency.prune(100).await.unwrap(), 3);
+    assert_eq!(idempotency.prune(100).await.unwrap(), 0);
+    assert!(reply(&app, post("/things").key("live")).await.replayed());
+}
+
+#[tokio::test]
+async fn a_pruner_empties_the_table_in_batches_and_stops_when_told() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let app = app_with(layer(idempotency.clone()), create);
+    for n in 0..7 {
+        reply(&app, post("/things").key(&format!("{n}"))).await;
+    }
+    database.expire().await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let pruner = Pruner::new(idempotency).batch(2).interval(Duration::from_millis(1));
+    let running = tokio::spawn(pruner.run_until(async { stopped.await.unwrap() }));
+    while !database.rows().await.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    stop.send(()).unwrap();
+    assert_eq!(running.await.unwrap(), 7);
+}
+
+#[tokio::test]
+async fn a_pruner_survives_the_databases_errors() {
+    let database = Database::unmigrated().await;
+    let pool = database.pool().await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let pruner = Pruner::new(Idempotency::new(pool.clone())).interval(Duration::from_millis(1));
+    let mut running = tokio::spawn(pruner.run_until(async { stopped.await.unwrap() }));
+    // It has failed once by the time that the server has logged it.
+    let mut connection = database.connection().await;
+    let logged = "select xact_rollback > 0 from pg_stat_database where datname = current_database()";
+    while !sqlx::query_scalar::<_, bool>(logged).fetch_one(&mut connection).await.unwrap() {
+        assert!(!running.is_finished(), "{:?}", (&mut running).await);
+    }
+    axum_idempotency::migrate(&pool).await.unwrap();
+    sqlx::query(
+        "insert into idempotency.keys (scope, operation, key, fingerprint, expires_at) values ('', '', '', '', now())",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    while !database.rows().await.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    stop.send(()).unwrap();
+    assert_eq!(running.await.unwrap(), 1);
+}
+
+/// Everything expires at once and is pruned in a loop, while requests come: each that executed has a durable row, and
+/// each that was told of an answer is told the true one.
+#[tokio::test(flavor = "multi_thread")]
+async fn f11_f12_pruning_against_claims_never_gives_a_wrong_answer() {
+    let database = Database::fresh().await;
+    let retention = Retention::new(Duration::from_millis(1)).unwrap();
+    let idempotency = Idempotency::new(database.pool_of(16).await).retention(retention);
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
+        counted.one();
+        (axum::http::StatusCode::CREATED, effect(&mut tx).await.to_string())
+    });
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let pruner = Pruner::new(idempotency).batch(1).interval(Duration::from_millis(1));
+    let pruning = tokio::spawn(pruner.run_until(async { stopped.await.unwrap() }));
+    let replies = all((0..300).map(|n| {
+        let app = app.clone();
+        async move { reply(&app, post("/things").key(&format!("{}", n % 3))).await }
+    }))
+    .await;
+    stop.send(()).unwrap();
+    pruning.await.unwrap();
+    assert!(replies.iter().all(|reply| reply.status == 201), "{replies:?}");
+    let executed = replies.iter().filter(|reply| !reply.replayed()).count();
+    assert_eq!(executed, runs.count());
+    assert_eq!(database.effects().await, i64::try_from(executed).unwrap());
+}
+
+/// F13: an attempt that outlives its window still owns the row that it has claimed.
+#[tokio::test]
+async fn f13_f48_a_slow_attempt_is_not_overtaken_when_its_window_ends() {
+    let database = Database::fresh().await;
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let idempotency =
+        Idempotency::new(database.pool().await).retention(Retention::new(Duration::from_millis(1)).unwrap());
+    let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
+        inside.pass().await;
+        effect(&mut tx).await.to_string()
+    });
+    let slow = tokio::spawn({
+        let app = app.clone();
+        async move { reply(&app, post("/things").key("k")).await }
+    });
+    gate.entered().await;
+    // Its window has passed; a second request waits for it nevertheless.
+    let second = tokio::spawn(async move { reply(&app, post("/things").key("k")).await });
+    database.until_waiting(1).await;
+    assert_eq!(idempotency.prune(10).await.unwrap(), 0);
+    gate.open();
+    let slow = slow.await.unwrap();
+    // By now the first answer has expired, so the second executes, after the first.
+    gate.entered().await;
+    gate.open();
+    let second = second.await.unwrap();
+    assert_ne!(slow.body, second.body);
+    assert_eq!(database.effects().await, 2);
+}

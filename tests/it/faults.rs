@@ -1,0 +1,127 @@
+//! The database fails: nothing is executed, or all or nothing has become durable, and a retry finds out.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use axum::http::StatusCode;
+use axum_idempotency::{RejectionKind, Tx};
+use sqlx::{Executor as _, postgres::PgPoolOptions};
+
+use crate::support::{Cut, Database, Runs, app, effect, post, proxy, reply};
+
+#[tokio::test]
+async fn r37_an_unreachable_database_is_answered_503_and_nothing_is_executed() {
+    // Nobody listens on the port of a socket that was just closed.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let pool = PgPoolOptions::new()
+        .acquire_timeout(Duration::from_millis(200))
+        .connect_lazy(&format!("postgres://nobody@127.0.0.1:{port}/none"))
+        .unwrap();
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app(&pool, move || async move {
+        counted.one();
+    });
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::StoreUnavailable);
+    assert_eq!(runs.count(), 0);
+}
+
+#[tokio::test]
+async fn a_missing_table_is_answered_500_that_names_migrate_and_nothing_is_executed() {
+    let database = Database::unmigrated().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app(&database.pool().await, move || async move {
+        counted.one();
+    });
+    let refused = reply(&app, post("/things").key("k")).await;
+    refused.assert_refused(RejectionKind::Misconfigured);
+    assert!(refused.text().contains("axum_idempotency::migrate()"), "{}", refused.text());
+    assert_eq!(runs.count(), 0);
+}
+
+#[tokio::test]
+async fn a_connection_that_dies_under_the_handler_is_answered_503_and_a_retry_executes() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        if runs.one() == 1 {
+            tx.execute("select pg_terminate_backend(pg_backend_pid())").await.unwrap_err();
+        }
+        StatusCode::CREATED
+    });
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::StoreUnavailable);
+    assert_eq!(database.effects().await, 0);
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false));
+}
+
+#[tokio::test]
+async fn r34_f16_a_connection_lost_before_the_commit_arrives_is_outcome_unknown_and_a_retry_executes() {
+    assert_retry_finds_out(Cut::BeforeCommit, false).await;
+}
+
+#[tokio::test]
+async fn r34_f16_a_connection_lost_after_the_commit_is_outcome_unknown_and_a_retry_replays() {
+    assert_retry_finds_out(Cut::AfterCommit, true).await;
+}
+
+async fn assert_retry_finds_out(cut: Cut, committed: bool) {
+    let database = Database::fresh().await;
+    let (options, armed) = proxy(database.options(), cut).await;
+    let app = app(&Database::pool_with(options, 5).await, |mut tx: Tx| async move {
+        (StatusCode::CREATED, effect(&mut tx).await.to_string())
+    });
+    armed.store(true, Ordering::SeqCst);
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::OutcomeUnknown);
+    assert!(!armed.load(Ordering::SeqCst), "the connection was cut");
+    assert_eq!(database.effects().await, i64::from(committed));
+
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, committed));
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn f45_f64_a_failing_statement_after_the_handler_rolls_its_effects_back() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        StatusCode::CREATED
+    });
+    // The answer cannot be written: every update of the table fails.
+    let broken = "create function broken() returns trigger language plpgsql as
+                    $$ begin raise 'no update today'; end $$;
+                  create trigger broken before update on idempotency.keys for each row execute function broken()";
+    let mut connection = database.connection().await;
+    connection.execute(sqlx::raw_sql(broken)).await.unwrap();
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::Internal);
+    assert_eq!(database.effects().await, 0);
+    assert_eq!(database.rows().await, []);
+    connection.execute("drop trigger broken on idempotency.keys").await.unwrap();
+    assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn a_row_that_holds_no_answer_is_refused_and_never_executed_again() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app(&database.pool().await, move || async move {
+        counted.one();
+    });
+    reply(&app, post("/things").key("k")).await;
+    let mut connection = database.connection().await;
+    for damage in [
+        "status = null, header_names = '{}', header_values = '{}'",
+        "status = 7, header_names = '{}', header_values = '{}'",
+        "status = 200, header_names = '{a}', header_values = '{}'",
+        "status = 200, header_names = '{\"a b\"}', header_values = '{b}'",
+        "status = 200, header_names = null, header_values = null",
+    ] {
+        let damage = format!("update idempotency.keys set {damage}");
+        connection.execute(sqlx::AssertSqlSafe(damage)).await.unwrap();
+        reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::Internal);
+    }
+    assert_eq!(runs.count(), 1);
+}

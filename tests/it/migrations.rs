@@ -1,0 +1,113 @@
+//! The table comes and goes by the crate's own migrations, beside those of the application.
+
+use axum_idempotency::{
+    Claim, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation, Scope, migrate,
+};
+use sqlx::Executor as _;
+
+use crate::support::{Database, all};
+
+async fn tables(database: &Database) -> Vec<String> {
+    let mut connection = database.connection().await;
+    sqlx::query_scalar(
+        "select table_schema || '.' || table_name from information_schema.tables
+          where table_schema in ('public', 'idempotency') order by 1",
+    )
+    .fetch_all(&mut connection)
+    .await
+    .unwrap()
+}
+
+fn request() -> IdempotentRequest {
+    let key = IdempotencyKey::new("k").unwrap();
+    IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of(["f"]))
+}
+
+#[tokio::test]
+async fn migrating_twice_and_from_many_processes_at_once_is_fine() {
+    let database = Database::unmigrated().await;
+    let mut pools = Vec::new();
+    for _ in 0..8 {
+        pools.push(database.pool_of(1).await);
+    }
+    let results = all(pools.into_iter().map(|pool| async move { migrate(&pool).await })).await;
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+    migrate(&database.pool().await).await.unwrap();
+    assert_eq!(tables(&database).await, ["idempotency.keys", "idempotency.migrations"]);
+}
+
+#[tokio::test]
+async fn the_applications_own_migrations_table_is_left_alone() {
+    let database = Database::unmigrated().await;
+    let pool = database.pool().await;
+    let own = sqlx::migrate::Migrator::with_migrations(vec![sqlx::migrate::Migration::new(
+        1,
+        "own".into(),
+        sqlx::migrate::MigrationType::Simple,
+        sqlx::SqlSafeStr::into_sql_str("create table thing (id int)"),
+        false,
+    )]);
+    own.run(&pool).await.unwrap();
+    migrate(&pool).await.unwrap();
+    own.run(&pool).await.unwrap();
+    assert_eq!(
+        tables(&database).await,
+        ["idempotency.keys", "idempotency.migrations", "public._sqlx_migrations", "public.thing"]
+    );
+}
+
+#[tokio::test]
+async fn migrations_can_be_undone_and_done_again() {
+    let database = Database::unmigrated().await;
+    let pool = database.pool().await;
+    migrate(&pool).await.unwrap();
+    MIGRATOR.undo(&pool, 0).await.unwrap();
+    assert_eq!(tables(&database).await, ["idempotency.migrations"]);
+    migrate(&pool).await.unwrap();
+    let claim = Idempotency::new(pool).claim(request()).await.unwrap();
+    assert!(matches!(claim, Claim::Fresh(_)));
+}
+
+#[tokio::test]
+async fn the_plain_files_make_the_same_table_for_another_tool() {
+    let database = Database::unmigrated().await;
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let mut connection = database.connection().await;
+    let mut run = 0;
+    for file in files.iter().filter(|file| file.to_string_lossy().ends_with(".up.sql")) {
+        let sql = std::fs::read_to_string(file).unwrap();
+        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.unwrap();
+        run += 1;
+    }
+    // The crate brings every file, up and down.
+    assert_eq!(MIGRATOR.iter().count(), files.len());
+    assert_eq!(run * 2, files.len());
+    let claim = Idempotency::new(database.pool().await).claim(request()).await.unwrap();
+    assert!(matches!(claim, Claim::Fresh(_)));
+}
+
+#[tokio::test]
+async fn without_the_table_every_call_fails_with_an_error_that_names_migrate() {
+    let database = Database::unmigrated().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let claim = idempotency.claim(request()).await.unwrap_err();
+    let prune = idempotency.prune(1).await.unwrap_err();
+    for error in [claim, prune] {
+        assert_eq!(error.kind(), ErrorKind::NotMigrated);
+        assert!(error.to_string().contains("axum_idempotency::migrate(&pool)"), "{error}");
+    }
+}
+
+/// A failed or dropped migration must not leave sqlx's session lock with a pooled connection.
+#[tokio::test]
+async fn migrating_leaves_no_lock_behind_even_when_it_fails() {
+    let database = Database::unmigrated().await;
+    let pool = database.pool_of(1).await;
+    pool.execute("create schema idempotency; create view idempotency.keys as select 1").await.unwrap();
+    migrate(&pool).await.unwrap_err();
+    let other = database.pool_of(1).await;
+    other.execute("drop view idempotency.keys").await.unwrap();
+    tokio::time::timeout(std::time::Duration::from_secs(20), migrate(&other)).await.expect("no lock").unwrap();
+}

@@ -1,0 +1,121 @@
+//! G3: every later request with the same fingerprint gets the first answer, byte for byte.
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use axum_idempotency::Tx;
+use futures_util::stream;
+use serde_json::json;
+
+use crate::support::{Database, Runs, app, create, effect, get, post, reply};
+
+#[tokio::test]
+async fn r44_a_retry_gets_the_stored_answer_byte_for_byte_and_the_handler_runs_once() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        counted.one();
+        effect(&mut tx).await;
+        let mut response: Response = (StatusCode::CREATED, [0, 159, 146, 150, 255].to_vec()).into_response();
+        let headers = response.headers_mut();
+        headers.append(header::LOCATION, HeaderValue::from_static("/things/1"));
+        headers.append(header::LINK, HeaderValue::from_static("</a>; rel=\"next\""));
+        headers.append(header::LINK, HeaderValue::from_static("</b>, </c>"));
+        headers.append("x-obs", HeaderValue::from_bytes(b"caf\xe9").unwrap());
+        response
+    });
+
+    let ask = || post("/things").key("k").json(json!({ "a": 1 }));
+    let first = reply(&app, ask()).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert!(!first.replayed());
+
+    for _ in 0..3 {
+        let retry = reply(&app, ask()).await;
+        assert!(retry.replayed());
+        assert_eq!(retry.status, first.status);
+        assert_eq!(retry.body, first.body);
+        let fields = |reply: &crate::support::Reply| -> Vec<(String, Vec<u8>)> {
+            reply
+                .headers
+                .iter()
+                .filter(|(name, _)| !["idempotent-replayed", "cache-control"].contains(&name.as_str()))
+                .map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()))
+                .collect()
+        };
+        assert_eq!(fields(&retry), fields(&first));
+        assert_eq!(retry.headers[header::CACHE_CONTROL], "no-store");
+    }
+    assert_eq!(runs.count(), 1);
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn a_replay_writes_nothing_not_even_a_lock_and_does_not_extend_the_window() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    reply(&app, post("/things").key("k")).await;
+    let before = database.rows().await;
+    assert_eq!(before.len(), 1);
+    for _ in 0..3 {
+        assert!(reply(&app, post("/things").key("k")).await.replayed());
+    }
+    assert_eq!(database.rows().await, before);
+}
+
+#[tokio::test]
+async fn r9_quoted_and_bare_are_one_key() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    assert!(!reply(&app, post("/things").key("8e03978e")).await.replayed());
+    assert!(reply(&app, post("/things").key("\"8e03978e\"")).await.replayed());
+    assert!(reply(&app, post("/things").key("  \"8e03978e\"; v=1")).await.replayed());
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn r25_r53_what_may_differ_between_a_request_and_its_retry_does_not_matter() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    let ask = || post("/things?a=1").key("k").header("content-type", "application/json").body("{}");
+    let first = reply(&app, ask().header("accept", "application/json").header("traceparent", "00-1")).await;
+    let retry = reply(&app, ask().header("accept", "text/html").header("if-match", "\"v1\"")).await;
+    assert!(retry.replayed());
+    assert_eq!(retry.body, first.body);
+    // The same bytes in other frames.
+    let frames = Body::from_stream(stream::iter(["{", "}"].map(Ok::<_, std::io::Error>)));
+    let ask = post("/things?a=1").key("k").header("content-type", "application/json; charset=utf-8").body(frames);
+    assert!(reply(&app, ask).await.replayed());
+}
+
+#[tokio::test]
+async fn r1_other_methods_pass_through_without_the_database() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    let app = axum::Router::new().route(
+        "/things",
+        axum::routing::get(async || "read")
+            .put(async || "replaced")
+            .layer(crate::support::layer(axum_idempotency::Idempotency::new(pool.clone()))),
+    );
+    pool.close().await;
+    for ask in [get("/things").key("k"), get("/things").key("not, valid"), get("/things")] {
+        let read = reply(&app, ask).await;
+        assert_eq!((read.status, read.text()), (StatusCode::OK, "read"));
+    }
+    let put = crate::support::Ask::new(axum::http::Method::PUT, "/things");
+    assert_eq!(reply(&app, put).await.text(), "replaced");
+}
+
+#[tokio::test]
+async fn the_body_reaches_the_handler_unchanged() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, |_tx: Tx, body: axum::body::Bytes| async move { body });
+    let sent: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    let echoed = reply(&app, post("/things").key("k").body(sent.clone())).await;
+    assert_eq!(echoed.body, sent);
+    assert_eq!(reply(&app, post("/things").key("k").body(sent.clone())).await.body, sent);
+}

@@ -1,0 +1,232 @@
+//! G2, G4: effects and answer together or neither, and no 2xx without a commit.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::{
+    Router,
+    body::Body,
+    http::{Response, StatusCode},
+    routing::post as route,
+};
+use axum_idempotency::{Idempotency, RejectionKind, Tx};
+use futures_util::stream;
+use http_body_util::BodyExt as _;
+use sqlx::Executor as _;
+use tower::ServiceExt as _;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::support::{Database, Gate, Runs, app, app_with, effect, layer, post, reply};
+
+/// The first call goes wrong, the second does not: what must be left of the first is nothing.
+async fn assert_leaves_nothing(database: &Database, app: &Router, expected: RejectionKind) {
+    reply(app, post("/things").key("k")).await.assert_refused(expected);
+    assert_eq!(database.effects().await, 0, "effects");
+    assert_eq!(database.rows().await, [], "keys");
+    let retry = reply(app, post("/things").key("k")).await;
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false));
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn f4_a_swallowed_sql_error_is_answered_500_and_leaves_nothing() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        if runs.one() == 1 {
+            sqlx::query("select 1 / 0").execute(&mut *tx).await.unwrap_err();
+        }
+        StatusCode::CREATED
+    });
+    assert_leaves_nothing(&database, &app, RejectionKind::TransactionAborted).await;
+}
+
+#[tokio::test]
+async fn f24_a_commit_that_a_deferred_constraint_refuses_is_answered_500_and_leaves_nothing() {
+    let database = Database::fresh().await;
+    let deferred = "alter table effect add constraint late unique (note) deferrable initially deferred";
+    database.connection().await.execute(deferred).await.unwrap();
+    let runs = Runs::default();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        if runs.one() == 1 {
+            effect(&mut tx).await;
+        }
+        StatusCode::CREATED
+    });
+    assert_leaves_nothing(&database, &app, RejectionKind::CommitRefused).await;
+}
+
+#[tokio::test]
+async fn f25_a_handler_that_keeps_its_connection_in_a_task_is_answered_500_and_rolled_back() {
+    let database = Database::fresh().await;
+    let (runs, gate) = (Runs::default(), Gate::closed());
+    let inside = gate.clone();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        if runs.one() == 1 {
+            tokio::spawn(async move {
+                inside.pass().await;
+                drop(tx);
+            });
+        }
+        StatusCode::CREATED
+    });
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::ConnectionHeld);
+    // The key stays taken as long as that task holds it: a retry waits.
+    let retry = tokio::spawn(async move { reply(&app, post("/things").key("k")).await });
+    database.until_waiting(1).await;
+    gate.entered().await;
+    gate.open();
+    let retry = retry.await.unwrap();
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false));
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn f25_a_response_body_that_uses_the_connection_is_read_before_the_commit() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, |tx: Tx| async move {
+        let written = stream::once(async move {
+            let mut tx = tx;
+            Ok::<_, std::io::Error>(effect(&mut tx).await.to_string())
+        });
+        (StatusCode::CREATED, Body::from_stream(written))
+    });
+    let first = reply(&app, post("/things").key("k")).await;
+    assert_eq!((first.status, first.text()), (StatusCode::CREATED, "1"));
+    assert_eq!(database.effects().await, 1);
+    assert_eq!(reply(&app, post("/things").key("k")).await.text(), "1");
+}
+
+#[tokio::test]
+async fn a_handler_that_ends_the_transaction_itself_is_answered_500_that_says_so() {
+    for (statement, durable) in [("rollback", 1), ("commit", 2), ("commit; begin", 1), ("rollback; begin", 0)] {
+        let database = Database::fresh().await;
+        let pool = database.pool_of(1).await;
+        let app = app(&pool, move |mut tx: Tx| async move {
+            effect(&mut tx).await;
+            tx.execute(sqlx::raw_sql(statement)).await.unwrap();
+            effect(&mut tx).await;
+            StatusCode::CREATED
+        });
+        let refused = reply(&app, post("/things").key("k")).await;
+        refused.assert_refused(RejectionKind::TransactionEnded);
+        assert!(refused.text().contains("COMMIT"), "{}", refused.text());
+        assert!(database.rows().await.iter().all(|row| row.status.is_none()), "{statement}: no answer is stored");
+        // What it made durable itself cannot be undone; the connection, though, is not given to anybody else.
+        assert_eq!(database.effects().await, durable, "{statement}");
+        sqlx::query("insert into effect (note) values ('next')").execute(&pool).await.unwrap();
+        assert_eq!(database.effects().await, durable + 1, "{statement}");
+    }
+}
+
+#[tokio::test]
+async fn f22_a_panic_in_the_handler_rolls_back_frees_the_key_and_propagates() {
+    let database = Database::fresh().await;
+    let pool = database.pool_of(1).await;
+    let runs = Runs::default();
+    let app = app(&pool, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        assert_ne!(runs.one(), 1, "the handler's own panic");
+        StatusCode::CREATED
+    });
+    let asked = app.clone().oneshot(post("/things").key("k").into_request());
+    let panicked = futures_util::FutureExt::catch_unwind(AssertUnwindSafe(asked)).await;
+    assert!(panicked.is_err(), "it reaches whoever catches panics outside");
+    assert_eq!(database.effects().await, 0);
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false));
+}
+
+#[tokio::test]
+async fn f22_catch_panic_works_outside_and_inside_the_layer() {
+    for outside in [true, false] {
+        let database = Database::fresh().await;
+        let runs = Runs::default();
+        let handler = move |mut tx: Tx| async move {
+            effect(&mut tx).await;
+            assert_ne!(runs.one(), 1, "the handler's own panic");
+            StatusCode::CREATED
+        };
+        let idempotent = layer(Idempotency::new(database.pool().await));
+        let app = Router::new();
+        let app = if outside {
+            app.route("/things", route(handler).layer(idempotent)).layer(CatchPanicLayer::new())
+        } else {
+            let inside = tower::ServiceBuilder::new().layer(idempotent).layer(CatchPanicLayer::new());
+            app.route("/things", route(handler).layer(inside))
+        };
+        assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(database.effects().await, 0);
+        assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::CREATED);
+        assert_eq!(database.effects().await, 1);
+    }
+}
+
+#[tokio::test]
+async fn f22_a_response_body_that_panics_or_breaks_off_leaves_nothing() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        let broken = runs.one() == 1;
+        let parts = [Ok("half"), if broken { Err(std::io::Error::other("broken")) } else { Ok("whole") }];
+        (StatusCode::CREATED, Body::from_stream(stream::iter(parts)))
+    });
+    assert_leaves_nothing(&database, &app, RejectionKind::ResponseUnsupported).await;
+
+    let panicking = crate::support::app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        Body::from_stream(stream::once(async { panic!("the body's own panic") as Result<&str, std::io::Error> }))
+    });
+    let asked = panicking.oneshot(post("/things").key("other").into_request());
+    assert!(futures_util::FutureExt::catch_unwind(AssertUnwindSafe(asked)).await.is_err());
+    assert_eq!(reply(&app, post("/things").key("other")).await.status, StatusCode::CREATED);
+}
+
+#[tokio::test]
+async fn an_inner_service_that_fails_is_rolled_back_and_its_error_passed_on() {
+    let database = Database::fresh().await;
+    let service = tower::ServiceBuilder::new().layer(layer(Idempotency::new(database.pool().await))).service_fn(
+        |request: axum::extract::Request| async move {
+            use axum::extract::FromRequestParts as _;
+            let mut tx = Tx::from_request_parts(&mut request.into_parts().0, &()).await.unwrap();
+            effect(&mut tx).await;
+            Err::<Response<Body>, _>("the service's own error")
+        },
+    );
+    let error = service.clone().oneshot(post("/things").key("k").into_request()).await.unwrap_err();
+    assert_eq!(error, "the service's own error");
+    assert_eq!(database.effects().await, 0);
+    assert_eq!(database.rows().await, []);
+}
+
+#[tokio::test]
+async fn r42_an_answer_over_the_limit_is_rolled_back() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let small = layer(Idempotency::new(database.pool().await)).max_response_bytes(1_000);
+    let app = app_with(small, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        (StatusCode::CREATED, "x".repeat(if runs.one() == 1 { 1_001 } else { 1_000 }))
+    });
+    assert_leaves_nothing(&database, &app, RejectionKind::ResponseTooLarge).await;
+}
+
+#[tokio::test]
+async fn r6_r49_a_protocol_switch_and_trailers_are_refused_loudly() {
+    let database = Database::fresh().await;
+    let switching = app(&database.pool().await, async |_tx: Tx| StatusCode::SWITCHING_PROTOCOLS);
+    reply(&switching, post("/things").key("k")).await.assert_refused(RejectionKind::ResponseUnsupported);
+
+    let trailing = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        let mut trailers = axum::http::HeaderMap::new();
+        trailers.insert("grpc-status", 0.into());
+        Body::new(Body::from("x").with_trailers(async move { Some(Ok(trailers)) }))
+    });
+    reply(&trailing, post("/things").key("k")).await.assert_refused(RejectionKind::ResponseUnsupported);
+    assert_eq!(database.effects().await, 0);
+    assert_eq!(database.rows().await, []);
+}

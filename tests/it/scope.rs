@@ -1,0 +1,55 @@
+//! A key belongs to somebody.
+
+use axum::http::StatusCode;
+use axum_idempotency::{Idempotency, IdempotencyLayer, RejectionKind, Scope};
+
+use crate::support::{Database, Runs, app, app_with, create, post, reply};
+
+#[tokio::test]
+async fn f32_the_same_key_of_another_owner_is_another_intent() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    let alice = reply(&app, post("/things").key("k").owner("alice")).await;
+    let bob = reply(&app, post("/things").key("k").owner("bob")).await;
+    assert!(!bob.replayed());
+    assert_ne!(alice.body, bob.body);
+    assert_eq!(reply(&app, post("/things").key("k").owner("alice")).await.body, alice.body);
+    assert_eq!(reply(&app, post("/things").key("k").owner("bob")).await.body, bob.body);
+    assert_eq!(database.effects().await, 2);
+}
+
+#[tokio::test]
+async fn r5_a_request_without_an_owner_is_refused_and_leaves_nothing() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app(&database.pool().await, move || async move {
+        counted.one();
+    });
+    for ask in [post("/things").key("k").nobody(), post("/things").key("k").owner("")] {
+        let refused = reply(&app, ask).await;
+        refused.assert_refused(RejectionKind::Unscoped);
+        assert_eq!(refused.status, StatusCode::UNAUTHORIZED);
+    }
+    assert_eq!(runs.count(), 0);
+    assert_eq!(database.rows().await, []);
+}
+
+#[tokio::test]
+async fn one_scope_for_all_is_a_choice_that_is_written_down() {
+    let database = Database::fresh().await;
+    let everybody = IdempotencyLayer::new(Idempotency::new(database.pool().await), |_| Some(Scope::global()));
+    let app = app_with(everybody, create);
+    reply(&app, post("/things").key("k").owner("alice")).await;
+    assert!(reply(&app, post("/things").key("k").owner("bob")).await.replayed());
+    assert_eq!(database.rows().await[0].scope, "");
+}
+
+#[tokio::test]
+async fn an_owner_of_any_length_fits() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, create);
+    let long = "x".repeat(5_000);
+    assert_eq!(reply(&app, post("/things").key(&"k".repeat(255)).owner(&long)).await.status, StatusCode::CREATED);
+    assert!(reply(&app, post("/things").key(&"k".repeat(255)).owner(&long)).await.replayed());
+}

@@ -1,0 +1,194 @@
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool, Row as _,
+    postgres::{PgConnectOptions, PgPoolOptions, PgRow},
+};
+use tokio::sync::OnceCell;
+
+/// A database of a test's own, migrated, with a table `effect` for what handlers do. Dropped with the value, and left
+/// behind if the test fails on a server that is not thrown away.
+pub struct Database {
+    pub name: String,
+    options: PgConnectOptions,
+}
+
+/// What the table of keys holds about one of them.
+#[derive(Debug, PartialEq)]
+pub struct Row {
+    pub scope: String,
+    pub operation: String,
+    pub key: String,
+    pub status: Option<i16>,
+    /// Where the row lies and who touched it: changes with every write or lock.
+    pub version: String,
+    pub expires_at: Option<String>,
+}
+
+const EFFECTS: &str = "create table effect (id bigint generated always as identity primary key, note text not null)";
+
+impl Database {
+    pub async fn fresh() -> Self {
+        static TEMPLATE: OnceCell<String> = OnceCell::const_new();
+        let template = TEMPLATE
+            .get_or_init(|| async {
+                let template = Self::create("template", None).await;
+                template.fill().await;
+                let name = template.name.clone();
+                // The server goes with the process; on another one it is dropped by the next run.
+                std::mem::forget(template);
+                name
+            })
+            .await;
+        Self::create("test", Some(template)).await
+    }
+
+    /// Without the crate's tables.
+    pub async fn unmigrated() -> Self {
+        Self::create("bare", None).await
+    }
+
+    async fn create(kind: &str, template: Option<&str>) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("axum_idempotency_{kind}_{}_{count}", std::process::id());
+        let mut server = admin().connect().await.expect("the server is there");
+        let from = template.map_or(String::new(), |template| format!(" template {template}"));
+        server.execute(AssertSqlSafe(format!("drop database if exists {name} with (force)"))).await.unwrap();
+        server.execute(AssertSqlSafe(format!("create database {name}{from}"))).await.unwrap();
+        server.close().await.unwrap();
+        let options = admin().database(&name);
+        Self { name, options }
+    }
+
+    async fn fill(&self) {
+        let pool = self.pool_of(1).await;
+        axum_idempotency::migrate(&pool).await.unwrap();
+        pool.execute(EFFECTS).await.unwrap();
+        pool.close().await;
+    }
+
+    pub fn options(&self) -> PgConnectOptions {
+        self.options.clone()
+    }
+
+    pub fn url(&self) -> String {
+        self.options.to_url_lossy().to_string()
+    }
+
+    pub async fn pool(&self) -> PgPool {
+        self.pool_of(10).await
+    }
+
+    pub async fn pool_of(&self, connections: u32) -> PgPool {
+        Self::pool_with(self.options(), connections).await
+    }
+
+    pub async fn pool_with(options: PgConnectOptions, connections: u32) -> PgPool {
+        PgPoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(Duration::from_secs(20))
+            .connect_with(options)
+            .await
+            .unwrap()
+    }
+
+    pub async fn connection(&self) -> PgConnection {
+        self.options.connect().await.unwrap()
+    }
+
+    /// How many effects have become durable, seen from outside.
+    pub async fn effects(&self) -> i64 {
+        let mut connection = self.connection().await;
+        sqlx::query_scalar("select count(*) from effect").fetch_one(&mut connection).await.unwrap()
+    }
+
+    /// The table of keys, seen from outside.
+    pub async fn rows(&self) -> Vec<Row> {
+        let mut connection = self.connection().await;
+        let rows = sqlx::query(
+            "select scope, operation, key, status, ctid::text || '/' || xmin::text || '/' || xmax::text as version,
+                    expires_at::text
+               from idempotency.keys order by scope, operation, key",
+        )
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+        let row = |row: &PgRow| Row {
+            scope: row.get("scope"),
+            operation: row.get("operation"),
+            key: row.get("key"),
+            status: row.get("status"),
+            version: row.get("version"),
+            expires_at: row.get("expires_at"),
+        };
+        rows.iter().map(row).collect()
+    }
+
+    /// Makes every key expire a second ago.
+    pub async fn expire(&self) {
+        let mut connection = self.connection().await;
+        sqlx::query("update idempotency.keys set expires_at = now() - interval '1 second'")
+            .execute(&mut connection)
+            .await
+            .unwrap();
+    }
+
+    /// Waits until so many of this database's connections wait for a lock.
+    pub async fn until_waiting(&self, count: i64) {
+        self.until(count, "wait_event_type = 'Lock'").await;
+    }
+
+    /// Waits until a transaction is open and its owner is busy with something else.
+    pub async fn until_idle_in_transaction(&self) {
+        self.until(1, "state = 'idle in transaction'").await;
+    }
+
+    async fn until(&self, count: i64, condition: &str) {
+        let mut connection = self.connection().await;
+        let look = format!("select count(*) from pg_stat_activity where datname = current_database() and {condition}");
+        // Each look takes a round trip: a bound in looks is a bound in time.
+        for _ in 0..50_000 {
+            let found: i64 = sqlx::query_scalar(AssertSqlSafe(look.clone())).fetch_one(&mut connection).await.unwrap();
+            if found >= count {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("there were never {count} connections with {condition}");
+    }
+
+    /// The lines that the server logged for this database, or nothing on a server that is not thrown away.
+    pub fn log(&self) -> Vec<String> {
+        let own = format!(" {} ", self.name);
+        let log = throwaway_postgres::shared().map(throwaway_postgres::Server::log).unwrap_or_default();
+        log.lines().filter(|line| line.contains(&own)).map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let drop = format!("drop database if exists {} with (force)", self.name);
+        // Not on the test's runtime, which is blocked right now.
+        let dropped = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut admin = admin().connect().await?;
+                admin.execute(AssertSqlSafe(drop)).await?;
+                admin.close().await
+            })
+        });
+        assert!(dropped.join().is_ok_and(|result| result.is_ok()), "the test's database could not be dropped");
+    }
+}
+
+fn admin() -> PgConnectOptions {
+    let url = throwaway_postgres::database_url().unwrap_or_else(|error| panic!("{error}"));
+    url.parse::<PgConnectOptions>().expect("a URL for PostgreSQL").disable_statement_logging()
+}
