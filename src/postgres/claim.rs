@@ -50,7 +50,7 @@ pub(crate) enum Wait {
 ///
 /// Times are compared as values of this statement (`excluded`), never as `now()` inside `do update`, which sharded
 /// engines refuse.
-const CLAIM: &str = "
+const CLAIM: &str = "\
 with live as materialized (
   select fingerprint, status, header_names, header_values, body
     from idempotency.keys
@@ -87,7 +87,7 @@ select counted.claims = 1 as ours,
 ";
 
 /// After the claim found somebody's row that its own snapshot could not show.
-const READ: &str = "
+const READ: &str = "\
 select fingerprint, status, header_names, header_values, body
   from idempotency.keys
  where scope = $1 and operation = $2 and key = $3

@@ -6,7 +6,7 @@ use super::error::before_commit;
 use crate::Error;
 
 /// Rows that somebody else is pruning, or taking over, are left to him.
-const PRUNE: &str = "
+const PRUNE: &str = "\
 delete from idempotency.keys
  where (scope, operation, key) in (
    select scope, operation, key

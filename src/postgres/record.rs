@@ -7,7 +7,7 @@ use crate::{Error, ErrorKind, IdempotentRequest, StoredResponse};
 
 /// `created_at` is when the claiming transaction began, and so is `now()` as long as that transaction lasts. A row
 /// that this does not find was claimed by another transaction: the work has ended ours.
-const RECORD: &str = "
+const RECORD: &str = "\
 update idempotency.keys
    set status = $4, header_names = $5, header_values = $6, body = $7
  where scope = $1 and operation = $2 and key = $3

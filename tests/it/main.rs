@@ -9,6 +9,7 @@ mod api;
 mod cancellation;
 mod concurrency;
 mod consumer;
+mod cost;
 mod dispositions;
 mod examples;
 mod expiry;

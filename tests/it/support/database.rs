@@ -13,6 +13,7 @@ use tokio::sync::OnceCell;
 /// behind if the test fails on a server that is not thrown away.
 pub struct Database {
     pub name: String,
+    server: PgConnectOptions,
     options: PgConnectOptions,
 }
 
@@ -35,7 +36,7 @@ impl Database {
         static TEMPLATE: OnceCell<String> = OnceCell::const_new();
         let template = TEMPLATE
             .get_or_init(|| async {
-                let template = Self::create("template", None).await;
+                let template = Self::create("template", admin(), None).await;
                 template.fill().await;
                 let name = template.name.clone();
                 // The server goes with the process; on another one it is dropped by the next run.
@@ -43,25 +44,35 @@ impl Database {
                 name
             })
             .await;
-        Self::create("test", Some(template)).await
+        Self::create("test", admin(), Some(template)).await
+    }
+
+    /// On the throwaway server in any case, whose log can be read.
+    pub async fn logged() -> Self {
+        let server = throwaway_postgres::shared().unwrap_or_else(|error| panic!("{error}"));
+        let database = Self::create("logged", options(&server.url("postgres")), None).await;
+        database.fill().await;
+        database
     }
 
     /// Without the crate's tables.
     pub async fn unmigrated() -> Self {
-        Self::create("bare", None).await
+        Self::create("bare", admin(), None).await
     }
 
-    async fn create(kind: &str, template: Option<&str>) -> Self {
+    async fn create(kind: &str, server: PgConnectOptions, template: Option<&str>) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("axum_idempotency_{kind}_{}_{count}", std::process::id());
-        let mut server = admin().connect().await.expect("the server is there");
         let from = template.map_or(String::new(), |template| format!(" template {template}"));
-        server.execute(AssertSqlSafe(format!("drop database if exists {name} with (force)"))).await.unwrap();
-        server.execute(AssertSqlSafe(format!("create database {name}{from}"))).await.unwrap();
-        server.close().await.unwrap();
-        let options = admin().database(&name);
-        Self { name, options }
+        let mut connection = server.connect().await.expect("the server is there");
+        let (drop, create) =
+            (format!("drop database if exists {name} with (force)"), format!("create database {name}{from}"));
+        connection.execute(AssertSqlSafe(drop)).await.unwrap();
+        connection.execute(AssertSqlSafe(create)).await.unwrap();
+        connection.close().await.unwrap();
+        let options = server.clone().database(&name);
+        Self { name, server, options }
     }
 
     async fn fill(&self) {
@@ -161,11 +172,18 @@ impl Database {
         panic!("there were never {count} connections with {condition}");
     }
 
-    /// The lines that the server logged for this database, or nothing on a server that is not thrown away.
+    /// The lines that the server logged for this database, made by [`logged`](Self::logged).
     pub fn log(&self) -> Vec<String> {
+        assert!(self.name.contains("_logged_"), "only the throwaway server's log can be read");
         let own = format!(" {} ", self.name);
-        let log = throwaway_postgres::shared().map(throwaway_postgres::Server::log).unwrap_or_default();
+        let log = throwaway_postgres::shared().unwrap().log();
         log.lines().filter(|line| line.contains(&own)).map(str::to_owned).collect()
+    }
+
+    /// The lines in which the server complained.
+    pub fn complaints(&self) -> Vec<String> {
+        let complaints = ["WARNING", "ERROR", "FATAL", "PANIC"].map(|level| format!(" {level}:  "));
+        self.log().into_iter().filter(|line| complaints.iter().any(|complaint| line.contains(complaint))).collect()
     }
 }
 
@@ -174,14 +192,14 @@ impl Drop for Database {
         if std::thread::panicking() {
             return;
         }
-        let drop = format!("drop database if exists {} with (force)", self.name);
+        let (server, drop) = (self.server.clone(), format!("drop database if exists {} with (force)", self.name));
         // Not on the test's runtime, which is blocked right now.
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let mut admin = admin().connect().await?;
-                admin.execute(AssertSqlSafe(drop)).await?;
-                admin.close().await
+                let mut connection = server.connect().await?;
+                connection.execute(AssertSqlSafe(drop)).await?;
+                connection.close().await
             })
         });
         assert!(dropped.join().is_ok_and(|result| result.is_ok()), "the test's database could not be dropped");
@@ -189,6 +207,9 @@ impl Drop for Database {
 }
 
 fn admin() -> PgConnectOptions {
-    let url = throwaway_postgres::database_url().unwrap_or_else(|error| panic!("{error}"));
+    options(&throwaway_postgres::database_url().unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn options(url: &str) -> PgConnectOptions {
     url.parse::<PgConnectOptions>().expect("a URL for PostgreSQL").disable_statement_logging()
 }
