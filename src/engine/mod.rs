@@ -89,8 +89,8 @@ impl Idempotency {
 
     /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with.
     #[must_use]
-    pub fn retention(self, retention: impl Into<Retention>) -> Self {
-        Self { retention: retention.into(), ..self }
+    pub fn retention(self, retention: Retention) -> Self {
+        Self { retention, ..self }
     }
 
     /// What happens to duplicates of a running request. Default: [`Concurrency::Wait`] for 5 seconds.
