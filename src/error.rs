@@ -45,14 +45,41 @@ pub enum ErrorKind {
     /// A value cannot be written as JSON, or a stored one cannot be read as what was asked for. Only from
     /// [`run`](crate::Idempotency::run).
     Json,
-    /// A row of the table does not hold what this crate writes, for instance a claim that was committed without an
-    /// answer.
+    /// The key was claimed in a transaction that was committed without an answer: the work ended it itself. What it
+    /// did is durable, so it is not done again; what it would have answered is not known.
+    Unanswered,
+    /// A row of the table does not hold what this crate writes.
     CorruptRow,
     /// PostgreSQL answered a statement of ours with an error that none of the above covers.
     Database,
 }
 
+/// How the work ended the transaction that it was given: the source of
+/// [`TransactionEnded`](ErrorKind::TransactionEnded).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Ended {
+    #[error("it ran COMMIT: what it wrote until then is durable, and so is the claim on the key")]
+    Committed,
+    #[error("it ran ROLLBACK: what it wrote after that is durable")]
+    RolledBack,
+    #[cfg(feature = "axum")]
+    #[error("it ran COMMIT or ROLLBACK: what it wrote in between is durable")]
+    Either,
+    #[error("it left a savepoint open: everything was rolled back")]
+    Savepoint,
+}
+
 impl Error {
+    pub(crate) fn ended(how: Ended) -> Self {
+        Self::with_source(ErrorKind::TransactionEnded, how)
+    }
+
+    /// How the work ended the transaction, if it did.
+    #[cfg(feature = "axum")]
+    pub(crate) fn how_ended(&self) -> Option<Ended> {
+        self.source.as_ref()?.downcast_ref().copied()
+    }
+
     pub(crate) fn new(kind: ErrorKind) -> Self {
         Self { kind, source: None }
     }
@@ -99,6 +126,9 @@ impl fmt::Display for Error {
             ErrorKind::KeyReused => "the key was used before, for another request",
             ErrorKind::BlankScope => "the scope's owner is blank; use Scope::global() if there really is none",
             ErrorKind::Json => "a value could not be converted to or from JSON",
+            ErrorKind::Unanswered => {
+                "the key was claimed in a transaction that was committed without an answer; it will not be executed again"
+            }
             ErrorKind::CorruptRow => "a row of idempotency.keys does not hold a complete answer",
             ErrorKind::Database => "PostgreSQL answered with an unexpected error",
         })

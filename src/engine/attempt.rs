@@ -3,6 +3,7 @@ use sqlx::{PgConnection, Postgres, pool::PoolConnection};
 use super::{
     Idempotency, Uninterrupted,
     claim::{Patience, answer_for},
+    in_flight::Owner,
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse,
@@ -37,7 +38,9 @@ use crate::{
 #[derive(Debug)]
 #[must_use = "dropping an attempt rolls it back and frees the key"]
 pub struct Attempt {
+    // In this order: the rollback begins before those who wait learn of it.
     transaction: Transaction,
+    owner: Owner,
     request: IdempotentRequest,
     idempotency: Idempotency,
 }
@@ -58,8 +61,13 @@ pub enum Rejected {
 }
 
 impl Attempt {
-    pub(super) fn new(transaction: Transaction, request: IdempotentRequest, idempotency: Idempotency) -> Self {
-        Self { transaction, request, idempotency }
+    pub(super) fn new(
+        transaction: Transaction,
+        owner: Owner,
+        request: IdempotentRequest,
+        idempotency: Idempotency,
+    ) -> Self {
+        Self { transaction, owner, request, idempotency }
     }
 
     /// What is being executed.
@@ -87,13 +95,17 @@ impl Attempt {
     /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown), when it is either both or neither, or
     /// [`TransactionEnded`](ErrorKind::TransactionEnded), when the work has committed something on its own.
     pub async fn complete(self, response: &StoredResponse) -> Result<(), Error> {
-        let response = response.clone();
-        Uninterrupted::new(self.complete_in_place(response)).await
+        let (backlog, response) = (self.idempotency.backlog.clone(), response.clone());
+        Uninterrupted::new(&backlog, self.complete_in_place(response)).await
     }
 
     pub(crate) async fn complete_in_place(mut self, response: StoredResponse) -> Result<(), Error> {
         match record::record(self.transaction.connection(), &self.request, &response).await {
-            Ok(()) => self.transaction.commit().await,
+            Ok(()) => {
+                self.transaction.commit().await?;
+                self.owner.answered(response);
+                Ok(())
+            }
             Err(error) => {
                 self.abandon(&error).await;
                 Err(error)
@@ -108,32 +120,38 @@ impl Attempt {
     ///
     /// Nothing is kept, unless the kind is [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): then the answer may be.
     pub async fn reject(self, response: &StoredResponse) -> Result<Rejected, Error> {
-        let response = response.clone();
-        Uninterrupted::new(self.reject_in_place(response)).await
+        let (backlog, response) = (self.idempotency.backlog.clone(), response.clone());
+        Uninterrupted::new(&backlog, self.reject_in_place(response)).await
     }
 
     pub(crate) async fn reject_in_place(self, response: StoredResponse) -> Result<Rejected, Error> {
         let patience = Patience::of(self.idempotency.concurrency);
+        // It waits for another process at most, and only if that is free of charge for others.
+        let place = self.idempotency.places.try_acquire();
         let mut connection: PoolConnection<Postgres> = self.transaction.end().await?;
         // One more round settles a row that went away; whoever comes then is served like anybody else.
         for _ in 0..2 {
-            let claimed = claim::claim(
-                &mut connection,
-                &self.request,
-                self.idempotency.retention,
-                patience.wait(),
-                Some(&response),
-            )
-            .await;
+            let wait = patience.wait(place.is_ok());
+            let retention = self.idempotency.retention;
+            let claimed = claim::claim(&mut connection, &self.request, retention, wait, Some(&response)).await;
             match claimed {
-                Ok(Claimed::Ours) => return Ok(Rejected::Stored),
+                Ok(Claimed::Ours) => {
+                    self.owner.answered(response);
+                    return Ok(Rejected::Stored);
+                }
                 Ok(Claimed::Answered(stored)) => {
                     return Ok(match answer_for(&self.request, stored) {
-                        Some(response) => Rejected::Replay(response),
-                        None => Rejected::KeyReused,
+                        Some(response) => {
+                            self.owner.answered(response.clone());
+                            Rejected::Replay(response)
+                        }
+                        None => {
+                            self.owner.reused();
+                            Rejected::KeyReused
+                        }
                     });
                 }
-                Ok(Claimed::Held) => return Ok(Rejected::InProgress),
+                Ok(Claimed::Held | Claimed::TimedOut) => return Ok(Rejected::InProgress),
                 Ok(Claimed::Lost) => {}
                 Err(error) if error.kind() == ErrorKind::Conflict => {}
                 Err(error) => {
@@ -152,7 +170,8 @@ impl Attempt {
     ///
     /// The connection is gone, and the server rolls back on its own.
     pub async fn release(self) -> Result<(), Error> {
-        Uninterrupted::new(self.release_in_place()).await
+        let backlog = self.idempotency.backlog.clone();
+        Uninterrupted::new(&backlog, self.release_in_place()).await
     }
 
     pub(crate) async fn release_in_place(self) -> Result<(), Error> {

@@ -1,9 +1,12 @@
 use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-use super::{Attempt, Concurrency, Idempotency};
+use super::{
+    Attempt, Concurrency, Idempotency,
+    in_flight::{Duplicate, Entered, Learned, Owner},
+};
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse,
     postgres::{
@@ -44,30 +47,44 @@ pub enum ClaimUsing {
     KeyReused,
 }
 
-/// The moment until which a claim may wait.
+/// How long a claim waits for others.
 #[derive(Clone, Copy)]
-pub(super) enum Patience {
-    None,
-    Until(Instant),
+pub(super) struct Patience {
+    waits: bool,
+    end: Instant,
 }
+
+/// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
+/// only asks the database for its answer.
+const A_MOMENT: Duration = Duration::from_millis(100);
 
 impl Patience {
     pub(super) fn of(concurrency: Concurrency) -> Self {
-        match concurrency {
-            Concurrency::Wait { timeout } => {
-                let now = Instant::now();
-                // A wait so long that no clock can hold its end is cut to a year.
-                let end = now.checked_add(timeout).unwrap_or(now + Duration::from_secs(365 * 24 * 60 * 60));
-                Self::Until(end)
-            }
-            Concurrency::Reject => Self::None,
-        }
+        let (waits, time) = match concurrency {
+            Concurrency::Wait { timeout } => (true, timeout),
+            Concurrency::Reject => (false, A_MOMENT),
+        };
+        let now = Instant::now();
+        // A wait so long that no clock can hold its end is cut to a year.
+        let end = now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 60 * 60));
+        Self { waits, end }
     }
 
-    pub(super) fn wait(self) -> Wait {
-        match self {
-            Self::None => Wait::Never,
-            Self::Until(end) => Wait::UpTo(end.saturating_duration_since(Instant::now())),
+    /// What a claim may do inside PostgreSQL, if it has a place there.
+    pub(super) fn wait(self, place: bool) -> Wait {
+        if self.waits && place { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
+    }
+
+    /// What comes of being a duplicate within this process; `None` to enter anew.
+    async fn learn(self, mut duplicate: Duplicate) -> Option<Claim> {
+        if !self.waits && timeout_at(self.end, duplicate.is_refused()).await.unwrap_or(true) {
+            return Some(Claim::InProgress);
+        }
+        match timeout_at(self.end, duplicate.learn()).await {
+            Ok(Learned::Answer(response)) => Some(Claim::Replay(response)),
+            Ok(Learned::Reused) => Some(Claim::KeyReused),
+            Ok(Learned::Nothing) => None,
+            Err(_elapsed) => Some(Claim::InProgress),
         }
     }
 }
@@ -75,24 +92,61 @@ impl Patience {
 pub(crate) async fn claim(idempotency: &Idempotency, request: IdempotentRequest) -> Result<Claim, Error> {
     refuse_blank(&request)?;
     let patience = Patience::of(idempotency.concurrency);
+    loop {
+        match idempotency.in_flight.enter(&request) {
+            Entered::Owner(owner) => return claim_for_all(idempotency, request, patience, owner).await,
+            Entered::Duplicate(duplicate) => {
+                if let Some(claim) = patience.learn(duplicate).await {
+                    return Ok(claim);
+                }
+            }
+        }
+    }
+}
+
+/// Asks the database, for all duplicates in this process.
+async fn claim_for_all(
+    idempotency: &Idempotency,
+    request: IdempotentRequest,
+    patience: Patience,
+    owner: Owner,
+) -> Result<Claim, Error> {
+    let mut place = None;
     let mut transaction = Transaction::begin(&idempotency.pool).await?;
     for _ in 0..ROUNDS {
-        let claimed =
-            claim::claim(transaction.connection(), &request, idempotency.retention, patience.wait(), None).await;
+        let wait = patience.wait(place.is_some());
+        let claimed = claim::claim(transaction.connection(), &request, idempotency.retention, wait, None).await;
         match claimed {
             Ok(Claimed::Ours) => {
-                return Ok(Claim::Fresh(Attempt::new(transaction, request, idempotency.clone())));
+                owner.executes();
+                return Ok(Claim::Fresh(Attempt::new(transaction, owner, request, idempotency.clone())));
             }
             Ok(Claimed::Answered(stored)) => {
                 transaction.rollback().await?;
                 return Ok(match answer_for(&request, stored) {
-                    Some(response) => Claim::Replay(response),
-                    None => Claim::KeyReused,
+                    Some(response) => {
+                        owner.answered(response.clone());
+                        Claim::Replay(response)
+                    }
+                    None => {
+                        owner.reused();
+                        Claim::KeyReused
+                    }
                 });
             }
-            Ok(Claimed::Held) => {
+            Ok(Claimed::Held | Claimed::TimedOut) if place.is_some() || !patience.waits => {
                 transaction.rollback().await?;
                 return Ok(Claim::InProgress);
+            }
+            Ok(Claimed::Held | Claimed::TimedOut) => {
+                // Another process executes it. Waiting there takes a connection, and too many must not do so.
+                transaction.rollback().await?;
+                let free = timeout_at(patience.end, idempotency.places.clone().acquire_owned()).await;
+                let Ok(Ok(free)) = free else {
+                    return Ok(Claim::InProgress);
+                };
+                place = Some(free);
+                transaction = Transaction::begin(&idempotency.pool).await?;
             }
             // Under REPEATABLE READ and above, whoever waited cannot see what he waited for.
             Ok(Claimed::Lost) => transaction = transaction.restart().await?,
@@ -115,7 +169,7 @@ pub(super) async fn claim_using(
     let patience = Patience::of(idempotency.concurrency);
     for _ in 0..ROUNDS {
         let mut savepoint = connection.begin().await.map_err(crate::postgres::error::before_commit)?;
-        let claimed = claim::claim(&mut savepoint, request, idempotency.retention, patience.wait(), None).await?;
+        let claimed = claim::claim(&mut savepoint, request, idempotency.retention, patience.wait(true), None).await?;
         let keep = matches!(claimed, Claimed::Ours);
         let ended = if keep { savepoint.commit().await } else { savepoint.rollback().await };
         ended.map_err(crate::postgres::error::before_commit)?;
@@ -127,7 +181,7 @@ pub(super) async fn claim_using(
                     None => ClaimUsing::KeyReused,
                 });
             }
-            Claimed::Held => return Ok(ClaimUsing::InProgress),
+            Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::InProgress),
             Claimed::Lost => {}
         }
     }

@@ -1,20 +1,24 @@
 //! Floor 2, upper half: claims and attempts, without HTTP.
 
 mod attempt;
+mod backlog;
 mod claim;
+mod in_flight;
 mod pruner;
 mod run;
 mod uninterrupted;
 #[cfg(feature = "axum")]
 mod unkeyed;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{PgConnection, PgPool};
+use tokio::sync::Semaphore;
+
+use self::in_flight::InFlight;
 
 #[cfg(feature = "axum")]
 pub(crate) use self::claim::claim;
-pub(crate) use self::uninterrupted::Uninterrupted;
 #[cfg(feature = "axum")]
 pub(crate) use self::unkeyed::Unkeyed;
 pub use self::{
@@ -23,6 +27,7 @@ pub use self::{
     pruner::Pruner,
     run::Ran,
 };
+pub(crate) use self::{backlog::Backlog, uninterrupted::Uninterrupted};
 use crate::{Error, IdempotentRequest, Retention, StoredResponse, postgres};
 
 /// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the pool.
@@ -56,6 +61,11 @@ pub struct Idempotency {
     pool: PgPool,
     retention: Retention,
     concurrency: Concurrency,
+    /// What the clones of this one are executing.
+    in_flight: InFlight,
+    /// The right to wait inside PostgreSQL.
+    places: Arc<Semaphore>,
+    backlog: Backlog,
 }
 
 /// What happens to a request whose key another request is executing right now.
@@ -84,7 +94,15 @@ impl Idempotency {
     /// The table must be there: see [`migrate`](crate::migrate).
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self { pool, retention: Retention::default(), concurrency: Concurrency::default() }
+        let places = pool.options().get_max_connections() / 4;
+        Self {
+            pool,
+            retention: Retention::default(),
+            concurrency: Concurrency::default(),
+            in_flight: InFlight::default(),
+            places: places_for(places),
+            backlog: Backlog::default(),
+        }
     }
 
     /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with.
@@ -99,10 +117,26 @@ impl Idempotency {
         Self { concurrency, ..self }
     }
 
+    /// How many of the pool's connections may wait inside PostgreSQL at a time, each for a request that another process
+    /// is executing. Default: a quarter of the pool; one at least.
+    ///
+    /// Duplicates within a process wait for each other without a connection and are not counted. Those beyond the
+    /// limit wait in the process for a place, as long as [`Concurrency`] says.
+    #[must_use]
+    pub fn max_waiting_connections(self, connections: u32) -> Self {
+        Self { places: places_for(connections), ..self }
+    }
+
     /// The pool that it was made with.
     #[must_use]
     pub fn pool(&self) -> &PgPool {
         &self.pool
+    }
+
+    /// What counts the attempts that go on by themselves.
+    #[cfg(feature = "axum")]
+    pub(crate) fn backlog(&self) -> &Backlog {
+        &self.backlog
     }
 
     /// Makes the key the caller's to execute under, or says who has it.
@@ -116,7 +150,7 @@ impl Idempotency {
     /// corrupt.
     pub async fn claim(&self, request: IdempotentRequest) -> Result<Claim, Error> {
         let this = self.clone();
-        Uninterrupted::new(async move { claim::claim(&this, request).await }).await
+        Uninterrupted::new(&self.backlog, async move { claim::claim(&this, request).await }).await
     }
 
     /// As [`claim`](Self::claim), inside a transaction that the caller has begun with sqlx.
@@ -164,4 +198,9 @@ impl Idempotency {
     pub async fn prune(&self, limit: u32) -> Result<u64, Error> {
         postgres::prune::prune(&self.pool, limit).await
     }
+}
+
+fn places_for(connections: u32) -> Arc<Semaphore> {
+    let places = usize::try_from(connections).unwrap_or(usize::MAX);
+    Arc::new(Semaphore::new(places.clamp(1, Semaphore::MAX_PERMITS)))
 }

@@ -7,6 +7,8 @@ use std::{
 use tokio::runtime::Handle;
 use tracing::{Instrument as _, Span};
 
+use super::backlog::Backlog;
+
 /// A future that ends even if nobody waits for it any more.
 ///
 /// It is polled in place, by whoever awaits it, and costs a box. Dropped before its end, it goes on as a task of the
@@ -15,11 +17,13 @@ use tracing::{Instrument as _, Span};
 pub(crate) struct Uninterrupted<T: Send + 'static> {
     future: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     rest: Option<(Handle, Span)>,
+    backlog: Backlog,
 }
 
 impl<T: Send + 'static> Uninterrupted<T> {
-    pub(crate) fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
-        Self { future: Some(Box::pin(future)), rest: None }
+    /// `backlog` counts it while it goes on by itself.
+    pub(crate) fn new(backlog: &Backlog, future: impl Future<Output = T> + Send + 'static) -> Self {
+        Self { future: Some(Box::pin(future)), rest: None, backlog: backlog.clone() }
     }
 }
 
@@ -46,7 +50,11 @@ impl<T: Send + 'static> Drop for Uninterrupted<T> {
     fn drop(&mut self) {
         if let (Some(future), Some((runtime, span))) = (self.future.take(), self.rest.take()) {
             let _entered = runtime.enter();
-            drop(runtime.spawn(future.instrument(span)));
+            let goes_on = self.backlog.enter();
+            drop(runtime.spawn(async move {
+                drop(future.instrument(span).await);
+                drop(goes_on);
+            }));
         }
     }
 }

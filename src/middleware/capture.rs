@@ -2,9 +2,17 @@
 
 use std::collections::HashSet;
 
-use axum::http::{HeaderMap, HeaderName, header, response::Parts};
-use bytes::Bytes;
+use axum::{
+    BoxError,
+    body::Bytes,
+    http::{HeaderMap, HeaderName, Response, header, response::Parts},
+};
+use http_body::Body as HttpBody;
 
+use super::{
+    body::{self, Unread},
+    rejection::{Rejection, RejectionKind},
+};
 use crate::StoredResponse;
 
 /// What describes the hop, the attempt or the caller's credentials, and not the answer.
@@ -55,8 +63,35 @@ const NEVER: &[&str] = &[
 
 const NEVER_PREFIX: &str = "x-ratelimit-";
 
+/// A handler's answer that was read to its end: as it is sent, and as it is kept.
+pub(super) type Captured = ((Parts, Bytes), StoredResponse);
+
+/// Reads the whole answer, `limit` bytes at most.
+pub(super) async fn read<B>(response: Response<B>, limit: usize) -> Result<Captured, Rejection>
+where
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let (parts, body) = response.into_parts();
+    let body = body::read(body, limit).await.map_err(|unread| match unread {
+        Unread::TooLarge => Rejection::new(
+            RejectionKind::ResponseTooLarge,
+            format!("the handler's answer is larger than {limit} bytes; nothing was kept, the key is free"),
+        ),
+        Unread::Broken => Rejection::new(
+            RejectionKind::ResponseUnsupported,
+            "the handler's answer broke off; nothing was kept, the key is free",
+        ),
+    })?;
+    if let Some(detail) = unsupported(&parts, body.trailers.as_ref()) {
+        return Err(Rejection::new(RejectionKind::ResponseUnsupported, detail));
+    }
+    let stored = capture(&parts, body.bytes.clone());
+    Ok(((parts, body.bytes), stored))
+}
+
 /// The answer as it will be kept.
-pub(super) fn capture(parts: &Parts, body: Bytes) -> StoredResponse {
+fn capture(parts: &Parts, body: Bytes) -> StoredResponse {
     let named = named_by_connection(&parts.headers);
     let kept = parts.headers.iter().filter(|(name, _)| {
         let name = name.as_str();
@@ -77,7 +112,7 @@ fn named_by_connection(headers: &HeaderMap) -> HashSet<String> {
 }
 
 /// Does the handler speak a protocol that a stored answer cannot carry?
-pub(super) fn unsupported(parts: &Parts, trailers: Option<&HeaderMap>) -> Option<&'static str> {
+fn unsupported(parts: &Parts, trailers: Option<&HeaderMap>) -> Option<&'static str> {
     if parts.status.is_informational() {
         return Some("the handler answered with an interim status (1xx) or a protocol switch, which cannot be stored");
     }
@@ -92,7 +127,7 @@ pub(super) const MARKER: HeaderName = HeaderName::from_static("idempotent-replay
 
 #[cfg(test)]
 mod tests {
-    use axum::http::{HeaderValue, Response};
+    use axum::http::HeaderValue;
 
     use super::*;
 

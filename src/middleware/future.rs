@@ -40,6 +40,8 @@ pin_project! {
         /// A method that the layer leaves alone: the inner future, in place.
         Through { #[pin] future: F },
         Guarded { future: Uninterrupted<Result<Response, E>> },
+        /// Dropped, it rolls back.
+        Cancellable { future: Pin<Box<dyn Future<Output = Result<Response, E>> + Send>> },
     }
 }
 
@@ -50,6 +52,10 @@ impl<F, E: Send + 'static> ResponseFuture<F, E> {
 
     pub(super) fn guarded(future: Uninterrupted<Result<Response, E>>) -> Self {
         Self { kind: Kind::Guarded { future } }
+    }
+
+    pub(super) fn cancellable(future: impl Future<Output = Result<Response, E>> + Send + 'static) -> Self {
+        Self { kind: Kind::Cancellable { future: Box::pin(future) } }
     }
 }
 
@@ -69,6 +75,7 @@ where
                 Poll::Ready(response.map(|response| response.map(Body::new)))
             }
             KindProjection::Guarded { future } => Pin::new(future).poll(cx),
+            KindProjection::Cancellable { future } => future.as_mut().poll(cx),
         }
     }
 }

@@ -31,6 +31,7 @@ pub(super) struct Config {
     pub(super) methods: HashSet<Method>,
     pub(super) required: bool,
     pub(super) strict: bool,
+    pub(super) cancel_on_disconnect: bool,
     pub(super) header: HeaderName,
     pub(super) max_request_bytes: usize,
     pub(super) max_response_bytes: usize,
@@ -54,6 +55,7 @@ impl IdempotencyLayer {
             methods: HashSet::from([Method::POST, Method::PATCH]),
             required: true,
             strict: false,
+            cancel_on_disconnect: false,
             header: HeaderName::from_static("idempotency-key"),
             max_request_bytes: 1024 * 1024,
             max_response_bytes: 1024 * 1024,
@@ -100,6 +102,15 @@ impl IdempotencyLayer {
     /// nearly every client sends; both forms of a value are one key.
     pub fn strict(self) -> Self {
         self.with(|config| config.strict = true)
+    }
+
+    /// A request whose client goes away, or that an outer timeout gives up, is rolled back, and its key is free. For
+    /// handlers that are not worth finishing for nobody.
+    ///
+    /// Default: it is finished in the background, so that the client's retry finds it done; otherwise a client whose
+    /// patience is shorter than the handler could retry for ever.
+    pub fn cancel_on_disconnect(self) -> Self {
+        self.with(|config| config.cancel_on_disconnect = true)
     }
 
     /// The name of the header field. Default: `Idempotency-Key`.
@@ -184,6 +195,7 @@ impl fmt::Debug for Config {
             .field("methods", &self.methods)
             .field("required", &self.required)
             .field("strict", &self.strict)
+            .field("cancel_on_disconnect", &self.cancel_on_disconnect)
             .field("header", &self.header)
             .field("max_request_bytes", &self.max_request_bytes)
             .field("max_response_bytes", &self.max_response_bytes)

@@ -59,6 +59,8 @@ mod future;
 mod header;
 mod identify;
 mod layer;
+mod panic;
+mod refuse;
 mod rejection;
 mod replay;
 mod service;

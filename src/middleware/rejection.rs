@@ -7,8 +7,6 @@ use axum::{
 };
 use serde_json::json;
 
-use crate::{Error, ErrorKind};
-
 /// Why the layer, or one of its extractors, answered instead of the handler.
 ///
 /// It is in the extensions of every such response, whatever a renderer made of it, so that logging and metrics
@@ -190,71 +188,6 @@ impl IntoResponse for Rejection {
         let mut response = self.to_problem(Self::PROBLEM_BASE);
         response.extensions_mut().insert(self);
         response
-    }
-}
-
-impl From<Error> for Rejection {
-    /// What the client may know of `error`; the rest is for the log.
-    fn from(error: Error) -> Self {
-        let (kind, detail) = match error.kind() {
-            ErrorKind::StoreUnavailable => {
-                (RejectionKind::StoreUnavailable, "the request was not executed; repeat it with the same key")
-            }
-            ErrorKind::Conflict => (
-                RejectionKind::StoreUnavailable,
-                "the request met a concurrent one and was undone; repeat it with the same key",
-            ),
-            ErrorKind::OutcomeUnknown => (
-                RejectionKind::OutcomeUnknown,
-                "repeat the request with the same key: it is executed, or answered if it was executed before",
-            ),
-            ErrorKind::TransactionAborted => (
-                RejectionKind::TransactionAborted,
-                "the handler answered although one of its statements had failed; nothing was kept, the key is free",
-            ),
-            ErrorKind::TransactionEnded => (
-                RejectionKind::TransactionEnded,
-                "the handler ran COMMIT, ROLLBACK or the like on its connection; no answer was stored, and what it \
-                 committed itself cannot be undone",
-            ),
-            ErrorKind::CommitRefused => (
-                RejectionKind::CommitRefused,
-                "the database refused to commit the handler's work; nothing was kept, the key is free",
-            ),
-            ErrorKind::NotMigrated => (
-                RejectionKind::Misconfigured,
-                "the idempotency table is missing or outdated; the application has to run \
-                 axum_idempotency::migrate() before it serves requests",
-            ),
-            ErrorKind::BlankScope => return Self::unscoped(),
-            ErrorKind::InProgress => return Self::in_flight(),
-            ErrorKind::KeyReused => return Self::key_reused(),
-            ErrorKind::NoTransaction | ErrorKind::Json | ErrorKind::CorruptRow | ErrorKind::Database => {
-                (RejectionKind::Internal, "the request was not executed")
-            }
-        };
-        Self::new(kind, detail)
-    }
-}
-
-impl Rejection {
-    pub(super) fn unscoped() -> Self {
-        Self::new(RejectionKind::Unscoped, "an idempotency key belongs to somebody; authenticate first")
-    }
-
-    pub(super) fn in_flight() -> Self {
-        Self::new(
-            RejectionKind::InFlight,
-            "repeat the request with the same key after a moment to get the first one's answer",
-        )
-    }
-
-    pub(super) fn key_reused() -> Self {
-        Self::new(
-            RejectionKind::KeyReused,
-            "the method, path, query, content type or body differs from the first request with this key; \
-             use a new key for a new request",
-        )
     }
 }
 

@@ -20,6 +20,7 @@ use super::{
     future::ResponseFuture,
     header, identify,
     layer::Config,
+    panic,
     rejection::{Rejection, RejectionKind},
     replay,
     tx::{Open, Slot, tolerate},
@@ -68,7 +69,11 @@ where
         // The clone is kept for later; the service that is ready is the one that is called.
         let later = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, later);
-        ResponseFuture::guarded(Uninterrupted::new(answer(self.config.clone(), inner, request)))
+        let answer = answer(self.config.clone(), inner, request);
+        if self.config.cancel_on_disconnect {
+            return ResponseFuture::cancellable(answer);
+        }
+        ResponseFuture::guarded(Uninterrupted::new(self.config.idempotency.backlog(), answer))
     }
 }
 
@@ -162,16 +167,25 @@ where
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let called = call(inner, parts, Body::from(body), &slot).await;
-    let captured = match called {
-        Ok(response) => whole(config, response, operation).await.map_err(Stop::from),
-        Err(error) => Err(Stop::Failed(error)),
+    let captured = async {
+        match call(inner, parts, Body::from(body), &slot).await {
+            Ok(response) => {
+                let captured = capture::read(response, config.max_response_bytes).await;
+                captured.inspect_err(|rejection| blame(rejection, operation)).map_err(Stop::from)
+            }
+            Err(error) => Err(Stop::Failed(error)),
+        }
     };
-    let (response, stored) = match captured {
-        Ok(captured) => captured,
-        Err(stop) => {
+    // The key is free by the time that the client, or whoever catches panics outside, learns of the failure.
+    let (response, stored) = match panic::caught(captured).await {
+        Ok(Ok(captured)) => captured,
+        Ok(Err(stop)) => {
             slot.release().await;
             return Err(stop);
+        }
+        Err(payload) => {
+            slot.release().await;
+            panic::resume(payload);
         }
     };
     // Only now: the body was read to its end, so nothing of the response can still be using the connection.
@@ -213,7 +227,7 @@ where
         let detail = format!("this operation needs the header field {}", config.header);
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
-    let slot = Slot::unbegun(config.idempotency.pool().clone());
+    let slot = Slot::unbegun(config.idempotency.clone());
     let (parts, body) = match call(inner, parts, Body::new(body), &slot).await {
         Ok(response) => response.into_parts(),
         Err(error) => {
@@ -240,39 +254,6 @@ where
 {
     parts.extensions.insert(slot.clone());
     inner.call(Request::from_parts(parts, body)).await
-}
-
-type Captured = ((http::response::Parts, Bytes), StoredResponse);
-
-/// Reads the whole answer, for keeping and for sending.
-async fn whole<R>(config: &Config, response: http::Response<R>, operation: &Operation) -> Result<Captured, Rejection>
-where
-    R: HttpBody<Data = Bytes>,
-    R::Error: Into<BoxError>,
-{
-    let (parts, body) = response.into_parts();
-    let rejection = match body::read(body, config.max_response_bytes).await {
-        Ok(body) => match capture::unsupported(&parts, body.trailers.as_ref()) {
-            None => {
-                let stored = capture::capture(&parts, body.bytes.clone());
-                return Ok(((parts, body.bytes), stored));
-            }
-            Some(detail) => Rejection::new(RejectionKind::ResponseUnsupported, detail),
-        },
-        Err(Unread::TooLarge) => Rejection::new(
-            RejectionKind::ResponseTooLarge,
-            format!(
-                "the handler's answer is larger than {} bytes; nothing was kept, the key is free",
-                config.max_response_bytes
-            ),
-        ),
-        Err(Unread::Broken) => Rejection::new(
-            RejectionKind::ResponseUnsupported,
-            "the handler's answer broke off; nothing was kept, the key is free",
-        ),
-    };
-    blame(&rejection, operation);
-    Err(rejection)
 }
 
 /// Marks the request, so that a second layer further in does not claim a key of its own.

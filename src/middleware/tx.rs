@@ -5,12 +5,12 @@ use std::{
 };
 
 use axum::{extract::FromRequestParts, http::request::Parts};
-use sqlx::{Connection as _, PgConnection, PgPool, Postgres};
+use sqlx::{Connection as _, PgConnection, Postgres};
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
 use super::rejection::{Rejection, RejectionKind};
 use crate::{
-    Error,
+    Error, Idempotency,
     engine::{Attempt, Uninterrupted, Unkeyed},
 };
 
@@ -90,9 +90,10 @@ impl<S: Sync> FromRequestParts<S> for Tx {
         let Ok(mut state) = slot.0.try_lock_owned() else {
             return Err(misuse("the handler extracts Tx twice; pass the first one on instead"));
         };
-        if let State::Unbegun(pool) = &*state {
-            let pool = pool.clone();
-            let unkeyed = Uninterrupted::new(async move { Unkeyed::begin(&pool).await }).await;
+        if let State::Unbegun(idempotency) = &*state {
+            let pool = idempotency.pool().clone();
+            let begun = Uninterrupted::new(idempotency.backlog(), async move { Unkeyed::begin(&pool).await });
+            let unkeyed = begun.await;
             *state = State::Open(Open::Unkeyed(unkeyed.map_err(super::service::logged)?));
         }
         OwnedMutexGuard::try_map(state, |state| match state {
@@ -118,7 +119,7 @@ pub(super) struct Slot(Arc<Mutex<State>>);
 #[derive(Debug)]
 enum State {
     /// A request without a key: a transaction begins when it is asked for.
-    Unbegun(PgPool),
+    Unbegun(Idempotency),
     Open(Open),
     Ended,
 }
@@ -151,8 +152,8 @@ impl Slot {
         Self(Arc::new(Mutex::new(State::Open(Open::Attempt(attempt)))))
     }
 
-    pub(super) fn unbegun(pool: PgPool) -> Self {
-        Self(Arc::new(Mutex::new(State::Unbegun(pool))))
+    pub(super) fn unbegun(idempotency: Idempotency) -> Self {
+        Self(Arc::new(Mutex::new(State::Unbegun(idempotency))))
     }
 
     /// Takes the transaction back after the handler has answered; `None` if there never was one.

@@ -16,8 +16,10 @@ pub(crate) enum Claimed {
     Ours,
     /// An answered row was there.
     Answered(Stored),
-    /// A transaction that is still open holds the row, and did not end in time.
+    /// A transaction that is still open holds the row.
     Held,
+    /// Likewise, and it did not end in time. PostgreSQL has given up this transaction.
+    TimedOut,
     /// Somebody's row was in the way and is gone, or an expired one was replaced: ask again.
     Lost,
 }
@@ -37,6 +39,9 @@ pub(crate) enum Wait {
     /// At most so long.
     UpTo(Duration),
 }
+
+/// Long enough for the pruner to let go of a row, short enough to be called "at once".
+const NEXT_TO_NOTHING: Duration = Duration::from_millis(50);
 
 /// Reads top to bottom:
 ///
@@ -99,8 +104,7 @@ select fingerprint, status, header_names, header_values, body
 ///
 /// # Errors
 ///
-/// As [`before_commit`] has it. PostgreSQL has then given up the transaction, except after [`Claimed::Held`], where
-/// it may have.
+/// As [`before_commit`] has it. PostgreSQL has then given up the transaction.
 pub(crate) async fn claim(
     connection: &mut PgConnection,
     request: &IdempotentRequest,
@@ -109,7 +113,7 @@ pub(crate) async fn claim(
     answer: Option<&StoredResponse>,
 ) -> Result<Claimed, Error> {
     let (bound, waits) = match wait {
-        Wait::Never => (Duration::from_millis(10), false),
+        Wait::Never => (NEXT_TO_NOTHING, false),
         Wait::UpTo(bound) => (bound, true),
     };
     let answer = answer.map(Columns::of);
@@ -131,7 +135,7 @@ pub(crate) async fn claim(
         .await;
     let row = match claimed {
         Ok(row) => row,
-        Err(error) if is_lock_timeout(&error) => return Ok(Claimed::Held),
+        Err(error) if is_lock_timeout(&error) => return Ok(Claimed::TimedOut),
         Err(error) => return Err(before_commit(error)),
     };
     if row.try_get("ours").map_err(before_commit)? {
@@ -193,6 +197,9 @@ fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
 
 fn response(row: &PgRow) -> Result<StoredResponse, Error> {
     let status: Option<i16> = row.try_get("status").map_err(before_commit)?;
+    if status.is_none() {
+        return Err(Error::new(ErrorKind::Unanswered));
+    }
     let names: Option<Vec<String>> = row.try_get("header_names").map_err(before_commit)?;
     let values: Option<Vec<Vec<u8>>> = row.try_get("header_values").map_err(before_commit)?;
     let body: Option<Vec<u8>> = row.try_get("body").map_err(before_commit)?;

@@ -16,7 +16,6 @@ delete from idempotency.keys
     limit $1
       for update skip locked
  )
-   and expires_at <= now()
 ";
 
 pub(crate) async fn prune(pool: &PgPool, limit: u32) -> Result<u64, Error> {

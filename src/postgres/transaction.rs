@@ -5,7 +5,7 @@ use sqlx_core::transaction::TransactionManager as _;
 use tokio::runtime::Handle;
 
 use super::error::{before_commit, during_commit};
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, error::Ended};
 
 /// How long a transaction that was dropped may take to roll back before its connection is closed instead.
 const ROLLBACK_LIMIT: Duration = Duration::from_secs(5);
@@ -64,7 +64,7 @@ impl Transaction {
         self.sound = false;
         let connection = self.connection();
         if Manager::get_transaction_depth(connection) != 1 {
-            return Err(Error::new(ErrorKind::TransactionEnded));
+            return Err(Error::ended(Ended::Savepoint));
         }
         Manager::commit(connection).await.map_err(during_commit)?;
         drop(self.connection.take());

@@ -3,7 +3,7 @@
 use sqlx::{PgPool, SqlSafeStr as _};
 
 use super::{error::before_commit, transaction::Transaction};
-use crate::{Error, ErrorKind};
+use crate::{Error, error::Ended};
 
 /// One message for both; the mark is gone when the transaction ends, however it ends.
 const BEGIN_MARKED: &str = "begin; set local idempotency.transaction = 'open'";
@@ -19,9 +19,9 @@ pub(crate) async fn begin(pool: &PgPool) -> Result<Transaction, Error> {
 ///
 /// # Errors
 ///
-/// [`TransactionAborted`](ErrorKind::TransactionAborted) or [`TransactionEnded`](ErrorKind::TransactionEnded).
+/// [`TransactionAborted`](crate::ErrorKind::TransactionAborted) or [`TransactionEnded`](crate::ErrorKind::TransactionEnded).
 pub(crate) async fn check(transaction: &mut Transaction) -> Result<(), Error> {
     let marked: bool =
         sqlx::query_scalar(IS_MARKED).fetch_one(transaction.connection()).await.map_err(before_commit)?;
-    if marked { Ok(()) } else { Err(Error::new(ErrorKind::TransactionEnded)) }
+    if marked { Ok(()) } else { Err(Error::ended(Ended::Either)) }
 }

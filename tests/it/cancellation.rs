@@ -8,7 +8,7 @@ use axum_idempotency::{
 };
 use tower::ServiceExt as _;
 
-use crate::support::{Database, Gate, app, create, effect, post, reply};
+use crate::support::{Database, Gate, app, create, effect, post, reply, settle};
 
 /// Polls so often, and drops.
 async fn polled(times: usize, future: impl Future) {
@@ -116,7 +116,8 @@ async fn r35_f17_a_request_whose_client_has_gone_is_finished_and_its_retry_gets_
         () = gate.entered() => {}
     }
     let retry = tokio::spawn(async move { reply(&app, post("/things").key("k")).await });
-    database.until_waiting(1).await;
+    settle().await;
+    assert!(!retry.is_finished());
     gate.open();
     let retry = retry.await.unwrap();
     assert!(retry.replayed());

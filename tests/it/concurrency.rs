@@ -63,13 +63,14 @@ async fn r30_duplicates_split_over_layers_with_pools_of_their_own_execute_once()
 }
 
 #[tokio::test]
-async fn r32_a_waiting_duplicate_is_woken_by_the_commit_and_gets_the_answer() {
+async fn r32_a_waiting_duplicate_of_another_process_is_woken_by_the_commit_and_gets_the_answer() {
     let database = Database::fresh().await;
     let gate = Gate::closed();
     let app = gated(&database.pool().await, WAIT, &gate);
+    let elsewhere = gated(&database.pool().await, WAIT, &gate);
     let first = ask(&app, "a");
     gate.entered().await;
-    let duplicate = ask(&app, "a");
+    let duplicate = ask(&elsewhere, "a");
     database.until_waiting(1).await;
     gate.open();
     let (first, duplicate) = (first.await.unwrap(), duplicate.await.unwrap());
@@ -78,13 +79,14 @@ async fn r32_a_waiting_duplicate_is_woken_by_the_commit_and_gets_the_answer() {
 }
 
 #[tokio::test]
-async fn f53_a_waiting_request_with_another_payload_is_refused_when_the_first_has_committed() {
+async fn f53_another_payload_of_another_process_is_refused_when_the_first_has_committed() {
     let database = Database::fresh().await;
     let gate = Gate::closed();
     let app = gated(&database.pool().await, WAIT, &gate);
+    let elsewhere = gated(&database.pool().await, WAIT, &gate);
     let first = ask(&app, "a");
     gate.entered().await;
-    let other = ask(&app, "b");
+    let other = ask(&elsewhere, "b");
     database.until_waiting(1).await;
     gate.open();
     assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
@@ -92,22 +94,27 @@ async fn f53_a_waiting_request_with_another_payload_is_refused_when_the_first_ha
 }
 
 #[tokio::test]
-async fn r32_when_the_owner_leaves_no_answer_exactly_one_waiter_executes() {
+async fn r32_when_the_owner_leaves_no_answer_exactly_one_of_the_other_processes_executes() {
     let database = Database::fresh().await;
     let (runs, gate) = (Runs::default(), Gate::closed());
-    let (counted, inside) = (runs.clone(), gate.clone());
-    let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT);
-    let app = app_with(layer(idempotency), move |mut tx: Tx| async move {
-        effect(&mut tx).await;
-        if counted.one() == 1 {
-            inside.pass().await;
-            return StatusCode::INTERNAL_SERVER_ERROR;
-        }
-        StatusCode::CREATED
-    });
-    let first = ask(&app, "a");
+    let process = async || {
+        let (counted, inside) = (runs.clone(), gate.clone());
+        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT);
+        app_with(layer(idempotency), move |mut tx: Tx| async move {
+            effect(&mut tx).await;
+            if counted.one() == 1 {
+                inside.pass().await;
+                return StatusCode::INTERNAL_SERVER_ERROR;
+            }
+            StatusCode::CREATED
+        })
+    };
+    let first = ask(&process().await, "a");
     gate.entered().await;
-    let waiters: Vec<_> = (0..5).map(|_| ask(&app, "a")).collect();
+    let mut waiters = Vec::new();
+    for _ in 0..5 {
+        waiters.push(ask(&process().await, "a"));
+    }
     database.until_waiting(5).await;
     gate.open();
     assert_eq!(first.await.unwrap().status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -125,10 +132,13 @@ async fn r32_when_the_owner_leaves_no_answer_exactly_one_waiter_executes() {
 async fn r32_f52_a_duplicate_that_has_waited_long_enough_gets_409_and_may_come_again() {
     let database = Database::fresh().await;
     let gate = Gate::closed();
-    let app = gated(&database.pool().await, Concurrency::Wait { timeout: Duration::from_millis(50) }, &gate);
+    let short = Concurrency::Wait { timeout: Duration::from_millis(50) };
+    let app = gated(&database.pool().await, short, &gate);
+    let elsewhere = gated(&database.pool().await, short, &gate);
     let first = ask(&app, "a");
     gate.entered().await;
     ask(&app, "a").await.unwrap().assert_refused(RejectionKind::InFlight);
+    ask(&elsewhere, "a").await.unwrap().assert_refused(RejectionKind::InFlight);
     gate.open();
     assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
     assert!(ask(&app, "a").await.unwrap().replayed());
@@ -160,19 +170,21 @@ async fn r31_rejecting_answers_409_at_once_and_writes_no_error_into_the_servers_
 async fn r31_rejecting_also_knows_an_owner_that_had_waited() {
     let database = Database::logged().await;
     let (gate, runs) = (Gate::closed(), Runs::default());
-    let (inside, counted) = (gate.clone(), runs.clone());
-    let waiting =
-        app_with(layer(Idempotency::new(database.pool().await).concurrency(WAIT)), move |_tx: Tx| async move {
+    let process = async || {
+        let (inside, counted) = (gate.clone(), runs.clone());
+        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT);
+        app_with(layer(idempotency), move |_tx: Tx| async move {
             inside.pass().await;
             if counted.one() == 1 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::CREATED }
-        });
+        })
+    };
     let rejecting =
         app_with(layer(Idempotency::new(database.pool().await).concurrency(Concurrency::Reject)), async || {
             StatusCode::CREATED
         });
-    let first = ask(&waiting, "a");
+    let first = ask(&process().await, "a");
     gate.entered().await;
-    let second = ask(&waiting, "a");
+    let second = ask(&process().await, "a");
     database.until_waiting(1).await;
     gate.open();
     assert_eq!(first.await.unwrap().status, StatusCode::INTERNAL_SERVER_ERROR);
@@ -203,10 +215,13 @@ async fn f15_duplicates_under_a_stricter_default_isolation_get_the_answer() {
         let database = Database::fresh().await;
         let strict: PgConnectOptions = database.options().options([("default_transaction_isolation", isolation)]);
         let gate = Gate::closed();
-        let app = gated(&Database::pool_with(strict, 10).await, WAIT, &gate);
-        let first = ask(&app, "a");
+        let process = async || gated(&Database::pool_with(strict.clone(), 2).await, WAIT, &gate);
+        let first = ask(&process().await, "a");
         gate.entered().await;
-        let duplicates: Vec<_> = (0..4).map(|_| ask(&app, "a")).collect();
+        let mut duplicates = Vec::new();
+        for _ in 0..4 {
+            duplicates.push(ask(&process().await, "a"));
+        }
         database.until_waiting(4).await;
         gate.open();
         let first = first.await.unwrap();

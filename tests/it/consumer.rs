@@ -257,13 +257,14 @@ async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
     .await
     .unwrap();
     let patient = Idempotency::new(database.pool().await);
+    let elsewhere = Idempotency::new(database.pool().await);
     let declined = StoredResponse::new(StatusCode::PAYMENT_REQUIRED, "declined");
     for (id, commits) in [("committed", true), ("running", false)] {
         let Claim::Fresh(attempt) = patient.claim(message(id, "p")).await.unwrap() else { panic!("it is free") };
         let rejection = declined.clone();
         let rejecting = tokio::spawn(async move { attempt.reject(&rejection).await });
         database.until_waiting(1).await;
-        let Claim::Fresh(other) = patient.claim(message(id, "q")).await.unwrap() else { panic!("it was released") };
+        let Claim::Fresh(other) = elsewhere.claim(message(id, "q")).await.unwrap() else { panic!("it was released") };
         let running = if commits {
             other.complete(&StoredResponse::new(StatusCode::OK, "")).await.unwrap();
             None

@@ -165,20 +165,22 @@ async fn f11_f12_pruning_against_claims_never_gives_a_wrong_answer() {
 async fn f13_f48_a_slow_attempt_is_not_overtaken_when_its_window_ends() {
     let database = Database::fresh().await;
     let gate = Gate::closed();
-    let inside = gate.clone();
-    let idempotency =
-        Idempotency::new(database.pool().await).retention(Retention::new(Duration::from_millis(1)).unwrap());
-    let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
-        inside.pass().await;
-        effect(&mut tx).await.to_string()
-    });
-    let slow = tokio::spawn({
-        let app = app.clone();
-        async move { reply(&app, post("/things").key("k")).await }
-    });
+    let process = async || {
+        let inside = gate.clone();
+        let idempotency =
+            Idempotency::new(database.pool().await).retention(Retention::new(Duration::from_millis(1)).unwrap());
+        let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
+            inside.pass().await;
+            effect(&mut tx).await.to_string()
+        });
+        (idempotency, app)
+    };
+    let (idempotency, app) = process().await;
+    let slow = tokio::spawn(async move { reply(&app, post("/things").key("k")).await });
     gate.entered().await;
-    // Its window has passed; a second request waits for it nevertheless.
-    let second = tokio::spawn(async move { reply(&app, post("/things").key("k")).await });
+    // Its window has passed; a second request, elsewhere, waits for it nevertheless.
+    let (_, elsewhere) = process().await;
+    let second = tokio::spawn(async move { reply(&elsewhere, post("/things").key("k")).await });
     database.until_waiting(1).await;
     assert_eq!(idempotency.prune(10).await.unwrap(), 0);
     gate.open();

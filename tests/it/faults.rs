@@ -112,16 +112,16 @@ async fn a_row_that_holds_no_answer_is_refused_and_never_executed_again() {
     });
     reply(&app, post("/things").key("k")).await;
     let mut connection = database.connection().await;
-    for damage in [
-        "status = null, header_names = '{}', header_values = '{}'",
-        "status = 7, header_names = '{}', header_values = '{}'",
-        "status = 200, header_names = '{a}', header_values = '{}'",
-        "status = 200, header_names = '{\"a b\"}', header_values = '{b}'",
-        "status = 200, header_names = null, header_values = null",
+    for (damage, kind) in [
+        ("status = null, header_names = '{}', header_values = '{}'", RejectionKind::TransactionEnded),
+        ("status = 7, header_names = '{}', header_values = '{}'", RejectionKind::Internal),
+        ("status = 200, header_names = '{a}', header_values = '{}'", RejectionKind::Internal),
+        ("status = 200, header_names = '{\"a b\"}', header_values = '{b}'", RejectionKind::Internal),
+        ("status = 200, header_names = null, header_values = null", RejectionKind::Internal),
     ] {
         let damage = format!("update idempotency.keys set {damage}");
         connection.execute(sqlx::AssertSqlSafe(damage)).await.unwrap();
-        reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::Internal);
+        reply(&app, post("/things").key("k")).await.assert_refused(kind);
     }
     assert_eq!(runs.count(), 1);
 }

@@ -15,7 +15,7 @@ use sqlx::Executor as _;
 use tower::ServiceExt as _;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::support::{Database, Gate, Runs, app, app_with, effect, layer, post, reply};
+use crate::support::{Database, Gate, Runs, app, app_with, effect, layer, post, reply, settle};
 
 /// The first call goes wrong, the second does not: what must be left of the first is nothing.
 async fn assert_leaves_nothing(database: &Database, app: &Router, expected: RejectionKind) {
@@ -75,7 +75,8 @@ async fn f25_a_handler_that_keeps_its_connection_in_a_task_is_answered_500_and_r
     reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::ConnectionHeld);
     // The key stays taken as long as that task holds it: a retry waits.
     let retry = tokio::spawn(async move { reply(&app, post("/things").key("k")).await });
-    database.until_waiting(1).await;
+    settle().await;
+    assert!(!retry.is_finished());
     gate.entered().await;
     gate.open();
     let retry = retry.await.unwrap();
@@ -101,7 +102,12 @@ async fn f25_a_response_body_that_uses_the_connection_is_read_before_the_commit(
 
 #[tokio::test]
 async fn a_handler_that_ends_the_transaction_itself_is_answered_500_that_says_so() {
-    for (statement, durable) in [("rollback", 1), ("commit", 2), ("commit; begin", 1), ("rollback; begin", 0)] {
+    for (statement, durable, said) in [
+        ("rollback", 1, "ran ROLLBACK"),
+        ("commit", 2, "ran COMMIT"),
+        ("commit; begin", 1, "ran COMMIT"),
+        ("rollback; begin", 0, "ran ROLLBACK"),
+    ] {
         let database = Database::fresh().await;
         let pool = database.pool_of(1).await;
         let app = app(&pool, move |mut tx: Tx| async move {
@@ -112,13 +118,46 @@ async fn a_handler_that_ends_the_transaction_itself_is_answered_500_that_says_so
         });
         let refused = reply(&app, post("/things").key("k")).await;
         refused.assert_refused(RejectionKind::TransactionEnded);
-        assert!(refused.text().contains("COMMIT"), "{}", refused.text());
+        assert!(refused.text().contains(said), "{}", refused.text());
         assert!(database.rows().await.iter().all(|row| row.status.is_none()), "{statement}: no answer is stored");
         // What it made durable itself cannot be undone; the connection, though, is not given to anybody else.
         assert_eq!(database.effects().await, durable, "{statement}");
         sqlx::query("insert into effect (note) values ('next')").execute(&pool).await.unwrap();
         assert_eq!(database.effects().await, durable + 1, "{statement}");
     }
+}
+
+/// Executing again would do twice what the COMMIT has made durable.
+#[tokio::test]
+async fn a_key_whose_handler_committed_by_itself_is_not_executed_again() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        counted.one();
+        effect(&mut tx).await;
+        tx.execute("commit").await.unwrap();
+        StatusCode::CREATED
+    });
+    for _ in 0..3 {
+        reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::TransactionEnded);
+    }
+    assert_eq!((runs.count(), database.effects().await), (1, 1));
+}
+
+/// PostgreSQL takes a BEGIN inside a transaction for nothing, so nothing is lost by it.
+#[tokio::test]
+async fn a_begin_of_the_handlers_changes_nothing() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        tx.execute("begin").await.unwrap();
+        effect(&mut tx).await;
+        StatusCode::CREATED
+    });
+    assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::CREATED);
+    assert!(reply(&app, post("/things").key("k")).await.replayed());
+    assert_eq!(database.effects().await, 2);
 }
 
 #[tokio::test]

@@ -98,3 +98,11 @@ pub async fn all<T: Send + 'static>(
     }
     results
 }
+
+/// Lets every task that is not waiting for the network come to where it waits. Duplicates within a process need no
+/// network, so on a runtime of one thread they are then known to wait.
+pub async fn settle() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}

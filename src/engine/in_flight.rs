@@ -1,0 +1,152 @@
+//! What this process is executing right now. Duplicates wait here, and not in the pool.
+
+use std::{
+    collections::{HashMap, hash_map},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+
+use crate::{Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse};
+
+type Identity = (Scope, Operation, IdempotencyKey);
+
+/// One for all clones of an [`Idempotency`](crate::Idempotency).
+#[derive(Clone, Default)]
+pub(super) struct InFlight(Arc<Mutex<HashMap<Identity, Entry>>>);
+
+struct Entry {
+    fingerprint: Fingerprint,
+    state: watch::Receiver<State>,
+}
+
+/// How far the owner of an entry has come. That it has gone without an answer is not a state: the channel is closed.
+enum State {
+    /// It asks the database, and may be told of an answer to another request than its own.
+    Claiming,
+    /// The key is its own, and so is what becomes of it.
+    Executing,
+    /// It has an answer, committed.
+    Answered(StoredResponse),
+    /// Its key was used for another request.
+    Reused,
+}
+
+/// What a request finds when it comes.
+pub(super) enum Entered {
+    /// Nobody in this process is at it.
+    Owner(Owner),
+    /// Somebody is.
+    Duplicate(Duplicate),
+}
+
+impl InFlight {
+    pub(super) fn enter(&self, request: &IdempotentRequest) -> Entered {
+        let identity = (request.scope().clone(), request.operation().clone(), request.key().clone());
+        match lock(&self.0).entry(identity) {
+            hash_map::Entry::Occupied(entry) => Entered::Duplicate(Duplicate {
+                same: entry.get().fingerprint == request.fingerprint(),
+                state: entry.get().state.clone(),
+            }),
+            hash_map::Entry::Vacant(entry) => {
+                let (sender, state) = watch::channel(State::Claiming);
+                let identity = entry.key().clone();
+                entry.insert(Entry { fingerprint: request.fingerprint(), state });
+                Entered::Owner(Owner { entries: self.clone(), identity, sender })
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+/// No code panics while it holds the lock, and if some did, the table would still be whole.
+fn lock(entries: &Mutex<HashMap<Identity, Entry>>) -> MutexGuard<'_, HashMap<Identity, Entry>> {
+    entries.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The one that acts for all duplicates in this process. The entry goes with it, however it ends: then those who
+/// wait either find its answer or enter anew, and the first of them is the next owner.
+pub(super) struct Owner {
+    entries: InFlight,
+    identity: Identity,
+    sender: watch::Sender<State>,
+}
+
+impl Owner {
+    pub(super) fn executes(&self) {
+        self.sender.send_replace(State::Executing);
+    }
+
+    pub(super) fn answered(self, response: StoredResponse) {
+        self.sender.send_replace(State::Answered(response));
+    }
+
+    pub(super) fn reused(self) {
+        self.sender.send_replace(State::Reused);
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        lock(&self.entries.0).remove(&self.identity);
+    }
+}
+
+/// One that came while an owner was there.
+pub(super) struct Duplicate {
+    same: bool,
+    state: watch::Receiver<State>,
+}
+
+/// What a duplicate learns of the owner.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Learned {
+    /// The answer, which is the duplicate's as well.
+    Answer(StoredResponse),
+    /// The key is used for another request than the duplicate's.
+    Reused,
+    /// Nothing that concerns it: the owner is gone, or was asking in vain. Enter anew.
+    Nothing,
+}
+
+impl Duplicate {
+    /// Would this one have to wait for an execution? While the owner is still asking the database, nobody knows.
+    pub(super) async fn is_refused(&mut self) -> bool {
+        let same = self.same;
+        let claimed = self.state.wait_for(|state| !matches!(state, State::Claiming)).await;
+        same && claimed.is_ok_and(|state| matches!(*state, State::Executing))
+    }
+
+    /// Waits for what becomes of the owner. One that asks for something else than the owner *executes* is told so at
+    /// once; while the owner only asks, the key may well be this one's and not the owner's.
+    pub(super) async fn learn(&mut self) -> Learned {
+        let same = self.same;
+        let settled = self.state.wait_for(|state| match state {
+            State::Claiming => false,
+            State::Executing => !same,
+            State::Answered(_) | State::Reused => true,
+        });
+        match settled.await.as_deref() {
+            Ok(State::Answered(response)) if same => Learned::Answer(response.clone()),
+            Ok(State::Reused) if same => Learned::Reused,
+            Ok(State::Executing) => Learned::Reused,
+            _ => Learned::Nothing,
+        }
+    }
+}
+
+impl fmt::Debug for InFlight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InFlight").field("len", &self.len()).finish()
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owner").finish_non_exhaustive()
+    }
+}
