@@ -96,10 +96,10 @@ impl Attempt {
     /// [`TransactionEnded`](ErrorKind::TransactionEnded), when the work has committed something on its own.
     pub async fn complete(self, response: &StoredResponse) -> Result<(), Error> {
         let (backlog, response) = (self.idempotency.backlog.clone(), response.clone());
-        Uninterrupted::new(&backlog, self.complete_in_place(response)).await
+        Uninterrupted::new(&backlog, self.record_and_commit(response)).await
     }
 
-    pub(crate) async fn complete_in_place(mut self, response: StoredResponse) -> Result<(), Error> {
+    async fn record_and_commit(mut self, response: StoredResponse) -> Result<(), Error> {
         match record::record(self.transaction.connection(), &self.request, &response).await {
             Ok(()) => {
                 self.transaction.commit().await?;
@@ -121,10 +121,10 @@ impl Attempt {
     /// Nothing is kept, unless the kind is [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): then the answer may be.
     pub async fn reject(self, response: &StoredResponse) -> Result<Rejected, Error> {
         let (backlog, response) = (self.idempotency.backlog.clone(), response.clone());
-        Uninterrupted::new(&backlog, self.reject_in_place(response)).await
+        Uninterrupted::new(&backlog, self.undo_and_record(response)).await
     }
 
-    pub(crate) async fn reject_in_place(self, response: StoredResponse) -> Result<Rejected, Error> {
+    async fn undo_and_record(self, response: StoredResponse) -> Result<Rejected, Error> {
         let patience = Patience::of(self.idempotency.concurrency);
         // It waits for another process at most, and only if that is free of charge for others.
         let place = self.idempotency.places.try_acquire();
@@ -171,11 +171,7 @@ impl Attempt {
     /// The connection is gone, and the server rolls back on its own.
     pub async fn release(self) -> Result<(), Error> {
         let backlog = self.idempotency.backlog.clone();
-        Uninterrupted::new(&backlog, self.release_in_place()).await
-    }
-
-    pub(crate) async fn release_in_place(self) -> Result<(), Error> {
-        self.transaction.rollback().await
+        Uninterrupted::new(&backlog, self.transaction.rollback()).await
     }
 
     /// After a failure of ours. If the work has meddled with the transaction, nobody knows what the connection is

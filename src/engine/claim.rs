@@ -56,7 +56,7 @@ pub(super) struct Patience {
 
 /// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
 /// only asks the database for its answer.
-const A_MOMENT: Duration = Duration::from_millis(100);
+const A_MOMENT: Duration = Duration::from_secs(1);
 
 impl Patience {
     pub(super) fn of(concurrency: Concurrency) -> Self {
@@ -89,7 +89,7 @@ impl Patience {
     }
 }
 
-pub(crate) async fn claim(idempotency: &Idempotency, request: IdempotentRequest) -> Result<Claim, Error> {
+pub(super) async fn claim(idempotency: &Idempotency, request: IdempotentRequest) -> Result<Claim, Error> {
     refuse_blank(&request)?;
     let patience = Patience::of(idempotency.concurrency);
     loop {

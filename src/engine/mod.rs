@@ -18,8 +18,6 @@ use tokio::sync::Semaphore;
 use self::in_flight::InFlight;
 
 #[cfg(feature = "axum")]
-pub(crate) use self::claim::claim;
-#[cfg(feature = "axum")]
 pub(crate) use self::unkeyed::Unkeyed;
 pub use self::{
     attempt::{Attempt, Rejected},

@@ -25,10 +25,7 @@ use super::{
     replay,
     tx::{Open, Slot, tolerate},
 };
-use crate::{
-    Claim, Error, IdempotentRequest, Operation, Rejected, StoredResponse,
-    engine::{self, Uninterrupted},
-};
+use crate::{Claim, Error, IdempotentRequest, Operation, Rejected, StoredResponse, engine::Uninterrupted};
 
 /// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service. See the
 /// [module docs](crate::middleware) for the contract and an example.
@@ -145,7 +142,7 @@ where
     let request = IdempotentRequest::new(scope, operation.clone(), key, fingerprint);
     parts.extensions.insert(request.clone());
 
-    match engine::claim(&config.idempotency, request).await? {
+    match config.idempotency.claim(request).await? {
         Claim::Fresh(attempt) => execute(config, inner, parts, body, Slot::of(attempt), operation).await,
         Claim::Replay(stored) => Ok(replayed(&stored, operation)),
         Claim::InProgress => Err(Rejection::in_flight().into()),
@@ -195,9 +192,9 @@ where
     let disposition = config.disposition(&response.0);
     debug!(%operation, outcome = ?disposition, status = response.0.status.as_u16(), "executed");
     match disposition {
-        Disposition::Commit => attempt.complete_in_place(stored).await?,
-        Disposition::Release => attempt.release_in_place().await.unwrap_or_else(|error| tolerate(&error)),
-        Disposition::Reject => match attempt.reject_in_place(stored).await? {
+        Disposition::Commit => attempt.complete(&stored).await?,
+        Disposition::Release => attempt.release().await.unwrap_or_else(|error| tolerate(&error)),
+        Disposition::Reject => match attempt.reject(&stored).await? {
             Rejected::Stored => {}
             Rejected::Replay(stored) => return Ok(replayed(&stored, operation)),
             Rejected::InProgress => return Err(Rejection::in_flight().into()),

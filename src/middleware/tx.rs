@@ -178,7 +178,7 @@ impl Slot {
     /// After a failure: rolls back what is there, so that the key is free when the client is answered.
     pub(super) async fn release(&self) {
         let released = match self.take() {
-            Ok(Some(Open::Attempt(attempt))) => attempt.release_in_place().await,
+            Ok(Some(Open::Attempt(attempt))) => attempt.release().await,
             Ok(Some(Open::Unkeyed(unkeyed))) => unkeyed.rollback().await,
             Ok(None) | Err(_) => Ok(()),
         };

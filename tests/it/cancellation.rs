@@ -8,7 +8,7 @@ use axum_idempotency::{
 };
 use tower::ServiceExt as _;
 
-use crate::support::{Database, Gate, app, create, effect, post, reply, settle};
+use crate::support::{Database, Gate, Runs, app, app_with, create, effect, layer, post, reply, settle};
 
 /// Polls so often, and drops.
 async fn polled(times: usize, future: impl Future) {
@@ -143,4 +143,184 @@ async fn an_attempt_may_be_dropped_outside_the_runtime() {
     let Claim::Fresh(attempt) = idempotency.claim(request("k")).await.unwrap() else { panic!("it is free") };
     std::thread::spawn(move || drop(attempt)).join().expect("no panic");
     assert!(matches!(idempotency.claim(request("k")).await.unwrap(), Claim::Fresh(_)));
+}
+
+/// How the hazard looks that the engine closes: when this fails, sqlx has mended it, and `Transaction::sound` can go.
+#[tokio::test]
+async fn f1_plain_sqlx_still_lends_a_connection_that_is_inside_somebodys_transaction() {
+    let database = Database::fresh().await;
+    let pool = database.pool_of(1).await;
+    let mut poisoned = 0;
+    for polls in 1..=40 {
+        polled(polls, pool.begin()).await;
+        sqlx::query("insert into effect (note) values ('autocommit?')").execute(&pool).await.unwrap();
+        let visible: i64 = sqlx::query_scalar("select count(*) from effect")
+            .fetch_one(&mut database.connection().await)
+            .await
+            .unwrap();
+        if visible == 0 {
+            poisoned += 1;
+            sqlx::raw_sql("rollback").execute(&pool).await.unwrap();
+        } else {
+            sqlx::raw_sql("truncate effect").execute(&pool).await.unwrap();
+        }
+    }
+    assert!(poisoned > 0, "a dropped begin() never left its transaction to the next borrower");
+}
+
+/// A thousand requests, each dropped after 1 to 30 polls, on the only connection of the pool.
+#[tokio::test]
+async fn f1_f2_f3_f6_a_thousand_dropped_requests_leave_the_pool_whole_and_the_server_without_a_complaint() {
+    for cancel in [false, true] {
+        let database = Database::logged().await;
+        let pool = database.pool_of(1).await;
+        let idempotent = layer(Idempotency::new(pool.clone()));
+        let idempotent = if cancel { idempotent.cancel_on_disconnect() } else { idempotent };
+        let app = app_with(idempotent, create);
+        let mut outside = database.connection().await;
+        // A fixed sequence of numbers without a pattern (xorshift): a failure can be repeated.
+        let mut random = 0x2545_f491_4f6c_dd1d_u64;
+        for round in 0..1_000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let polls = usize::try_from(random % 30).unwrap() + 1;
+            let ask = post("/things").key(&round.to_string());
+            polled(polls, app.clone().oneshot(ask.into_request())).await;
+            sqlx::query("insert into effect (note) values ($1)").bind(round.to_string()).execute(&pool).await.unwrap();
+            let visible: bool = sqlx::query_scalar("select exists (select from effect where note = $1)")
+                .bind(round.to_string())
+                .fetch_one(&mut outside)
+                .await
+                .unwrap();
+            assert!(visible, "round {round}, after {polls} polls: the next borrower is inside a transaction");
+        }
+        assert_eq!(database.complaints(), Vec::<String>::new());
+        assert_eq!(pool.size(), 1);
+        drop(pool.acquire().await.unwrap());
+        // Effects of requests and answers go together.
+        let created: i64 = sqlx::query_scalar("select count(*) from effect where note = 'done'")
+            .fetch_one(&mut outside)
+            .await
+            .unwrap();
+        assert_eq!(created, i64::try_from(database.rows().await.len()).unwrap(), "cancel: {cancel}");
+    }
+}
+
+#[tokio::test]
+async fn r35_with_cancel_on_disconnect_a_request_whose_client_has_gone_is_rolled_back() {
+    let database = Database::fresh().await;
+    let (gate, runs) = (Gate::closed(), Runs::default());
+    let (inside, counted) = (gate.clone(), runs.clone());
+    let idempotent = layer(Idempotency::new(database.pool().await)).cancel_on_disconnect();
+    let app = app_with(idempotent, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        if counted.one() == 1 {
+            inside.pass().await;
+        }
+        StatusCode::CREATED
+    });
+    let gone = app.clone().oneshot(post("/things").key("k").into_request());
+    tokio::select! {
+        _ = gone => panic!("it is held at the gate"),
+        () = gate.entered() => {}
+    }
+    // Nobody opens the gate: the retry executes all the same.
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false));
+    assert_eq!((runs.count(), database.effects().await), (2, 1));
+}
+
+#[tokio::test]
+async fn r35_an_outer_timeout_answers_and_the_request_is_finished_all_the_same() {
+    use tower_http::timeout::TimeoutLayer;
+
+    let database = Database::fresh().await;
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        inside.pass().await;
+        (StatusCode::CREATED, "finished")
+    });
+    let impatient = app
+        .clone()
+        .layer(TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, std::time::Duration::from_millis(30)));
+    assert_eq!(reply(&impatient, post("/things").key("k")).await.status, StatusCode::REQUEST_TIMEOUT);
+    gate.open();
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert_eq!((retry.text(), retry.replayed()), ("finished", true));
+    assert_eq!(database.effects().await, 1);
+}
+
+/// Over real connections: HTTP/1.1 closes, HTTP/2 resets the stream.
+#[tokio::test]
+async fn r35_f17_a_client_that_disconnects_finds_its_request_finished_over_http_1_and_2() {
+    let database = Database::fresh().await;
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        inside.pass().await;
+        (StatusCode::CREATED, "finished")
+    });
+    let address = crate::support::serve(app).await;
+    for (client, version) in [
+        (reqwest::Client::builder().http1_only(), axum::http::Version::HTTP_11),
+        (reqwest::Client::builder().http2_prior_knowledge(), axum::http::Version::HTTP_2),
+    ] {
+        let client = client.build().unwrap();
+        let ask = || {
+            let key = format!("{version:?}");
+            client.post(format!("http://{address}/things")).header("x-owner", "alice").header("idempotency-key", key)
+        };
+        tokio::select! {
+            _ = ask().send() => panic!("it is held at the gate"),
+            () = gate.entered() => {}
+        }
+        let retry = tokio::spawn(ask().send());
+        settle().await;
+        gate.open();
+        let retry = retry.await.unwrap().unwrap();
+        assert_eq!(retry.version(), version);
+        assert_eq!(retry.headers()["idempotent-replayed"], "true");
+        assert_eq!(retry.text().await.unwrap(), "finished");
+    }
+    assert_eq!(database.effects().await, 2);
+}
+
+#[tokio::test]
+async fn draining_waits_for_the_attempts_that_go_on_and_for_no_longer_than_it_may() {
+    use std::time::Duration;
+
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    assert_eq!(idempotency.drain(Duration::ZERO).await, 0);
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        inside.pass().await;
+        StatusCode::CREATED
+    });
+    for key in ["a", "b"] {
+        let gone = app.clone().oneshot(post("/things").key(key).into_request());
+        tokio::select! {
+            _ = gone => panic!("it is held at the gate"),
+            () = gate.entered() => {}
+        }
+    }
+    assert_eq!(idempotency.drain(Duration::from_millis(10)).await, 2);
+    let draining = tokio::spawn({
+        let idempotency = idempotency.clone();
+        async move { idempotency.drain(Duration::from_secs(30)).await }
+    });
+    settle().await;
+    gate.open();
+    settle().await;
+    assert!(!draining.is_finished());
+    gate.open();
+    assert_eq!(draining.await.unwrap(), 0);
+    assert_eq!(database.effects().await, 2);
+    assert_eq!(database.rows().await.len(), 2);
 }

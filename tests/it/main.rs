@@ -11,6 +11,7 @@ mod concurrency;
 mod consumer;
 mod cost;
 mod dispositions;
+mod duplicates;
 mod examples;
 mod expiry;
 mod faults;
