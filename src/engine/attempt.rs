@@ -41,7 +41,6 @@ pub struct Attempt {
     // In this order: the rollback begins before those who wait learn of it.
     transaction: Transaction,
     owner: Owner,
-    request: IdempotentRequest,
     idempotency: Idempotency,
 }
 
@@ -61,19 +60,14 @@ pub enum Rejected {
 }
 
 impl Attempt {
-    pub(super) fn new(
-        transaction: Transaction,
-        owner: Owner,
-        request: IdempotentRequest,
-        idempotency: Idempotency,
-    ) -> Self {
-        Self { transaction, owner, request, idempotency }
+    pub(super) fn new(transaction: Transaction, owner: Owner, idempotency: Idempotency) -> Self {
+        Self { transaction, owner, idempotency }
     }
 
     /// What is being executed.
     #[must_use]
     pub fn request(&self) -> &IdempotentRequest {
-        &self.request
+        self.owner.request()
     }
 
     /// The connection that the work has to go through: what is written here is committed together with the answer,
@@ -95,12 +89,12 @@ impl Attempt {
     /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown), when it is either both or neither, or
     /// [`TransactionEnded`](ErrorKind::TransactionEnded), when the work has committed something on its own.
     pub async fn complete(self, response: &StoredResponse) -> Result<(), Error> {
-        let (backlog, response) = (self.idempotency.backlog.clone(), response.clone());
+        let (backlog, response) = (self.idempotency.0.backlog.clone(), response.clone());
         Uninterrupted::new(&backlog, self.record_and_commit(response)).await
     }
 
     async fn record_and_commit(mut self, response: StoredResponse) -> Result<(), Error> {
-        match record::record(self.transaction.connection(), &self.request, &response).await {
+        match record::record(self.transaction.connection(), self.owner.request(), &response).await {
             Ok(()) => {
                 self.transaction.commit().await?;
                 self.owner.answered(response);
@@ -120,27 +114,27 @@ impl Attempt {
     ///
     /// Nothing is kept, unless the kind is [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): then the answer may be.
     pub async fn reject(self, response: &StoredResponse) -> Result<Rejected, Error> {
-        let (backlog, response) = (self.idempotency.backlog.clone(), response.clone());
+        let (backlog, response) = (self.idempotency.0.backlog.clone(), response.clone());
         Uninterrupted::new(&backlog, self.undo_and_record(response)).await
     }
 
     async fn undo_and_record(self, response: StoredResponse) -> Result<Rejected, Error> {
-        let patience = Patience::of(self.idempotency.concurrency);
+        let patience = Patience::of(self.idempotency.0.concurrency);
         // It waits for another process at most, and only if that is free of charge for others.
-        let place = self.idempotency.places.try_acquire();
+        let place = self.idempotency.0.places.try_acquire();
         let mut connection: PoolConnection<Postgres> = self.transaction.end().await?;
         // One more round settles a row that went away; whoever comes then is served like anybody else.
         for _ in 0..2 {
             let wait = patience.wait(place.is_ok());
-            let retention = self.idempotency.retention;
-            let claimed = claim::claim(&mut connection, &self.request, retention, wait, Some(&response)).await;
+            let retention = self.idempotency.0.retention;
+            let claimed = claim::claim(&mut connection, self.owner.request(), retention, wait, Some(&response)).await;
             match claimed {
                 Ok(Claimed::Ours) => {
                     self.owner.answered(response);
                     return Ok(Rejected::Stored);
                 }
                 Ok(Claimed::Answered(stored)) => {
-                    return Ok(match answer_for(&self.request, stored) {
+                    return Ok(match answer_for(self.owner.request(), stored) {
                         Some(response) => {
                             self.owner.answered(response.clone());
                             Rejected::Replay(response)
@@ -170,7 +164,7 @@ impl Attempt {
     ///
     /// The connection is gone, and the server rolls back on its own.
     pub async fn release(self) -> Result<(), Error> {
-        let backlog = self.idempotency.backlog.clone();
+        let backlog = self.idempotency.0.backlog.clone();
         Uninterrupted::new(&backlog, self.transaction.rollback()).await
     }
 

@@ -53,8 +53,8 @@ impl Idempotency {
     /// # }
     /// ```
     pub async fn drain(&self, limit: Duration) -> usize {
-        let mut count = self.backlog.0.subscribe();
+        let mut count = self.0.backlog.0.subscribe();
         let drained = tokio::time::timeout(limit, count.wait_for(|count| *count == 0)).await.is_ok();
-        if drained { 0 } else { *self.backlog.0.borrow() }
+        if drained { 0 } else { *self.0.backlog.0.borrow() }
     }
 }

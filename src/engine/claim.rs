@@ -89,12 +89,12 @@ impl Patience {
     }
 }
 
-pub(super) async fn claim(idempotency: &Idempotency, request: IdempotentRequest) -> Result<Claim, Error> {
-    refuse_blank(&request)?;
-    let patience = Patience::of(idempotency.concurrency);
+pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Claim, Error> {
+    refuse_blank(request)?;
+    let patience = Patience::of(idempotency.0.concurrency);
     loop {
-        match idempotency.in_flight.enter(&request) {
-            Entered::Owner(owner) => return claim_for_all(idempotency, request, patience, owner).await,
+        match idempotency.0.in_flight.enter(request) {
+            Entered::Owner(owner) => return claim_for_all(idempotency, patience, owner).await,
             Entered::Duplicate(duplicate) => {
                 if let Some(claim) = patience.learn(duplicate).await {
                     return Ok(claim);
@@ -105,25 +105,21 @@ pub(super) async fn claim(idempotency: &Idempotency, request: IdempotentRequest)
 }
 
 /// Asks the database, for all duplicates in this process.
-async fn claim_for_all(
-    idempotency: &Idempotency,
-    request: IdempotentRequest,
-    patience: Patience,
-    owner: Owner,
-) -> Result<Claim, Error> {
+async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Owner) -> Result<Claim, Error> {
     let mut place = None;
-    let mut transaction = Transaction::begin(&idempotency.pool).await?;
+    let mut transaction = Transaction::begin(&idempotency.0.pool).await?;
     for _ in 0..ROUNDS {
         let wait = patience.wait(place.is_some());
-        let claimed = claim::claim(transaction.connection(), &request, idempotency.retention, wait, None).await;
+        let claimed =
+            claim::claim(transaction.connection(), owner.request(), idempotency.0.retention, wait, None).await;
         match claimed {
             Ok(Claimed::Ours) => {
                 owner.executes();
-                return Ok(Claim::Fresh(Attempt::new(transaction, owner, request, idempotency.clone())));
+                return Ok(Claim::Fresh(Attempt::new(transaction, owner, idempotency.clone())));
             }
             Ok(Claimed::Answered(stored)) => {
                 transaction.rollback().await?;
-                return Ok(match answer_for(&request, stored) {
+                return Ok(match answer_for(owner.request(), stored) {
                     Some(response) => {
                         owner.answered(response.clone());
                         Claim::Replay(response)
@@ -141,12 +137,12 @@ async fn claim_for_all(
             Ok(Claimed::Held | Claimed::TimedOut) => {
                 // Another process executes it. Waiting there takes a connection, and too many must not do so.
                 transaction.rollback().await?;
-                let free = timeout_at(patience.end, idempotency.places.clone().acquire_owned()).await;
+                let free = timeout_at(patience.end, idempotency.0.places.clone().acquire_owned()).await;
                 let Ok(Ok(free)) = free else {
                     return Ok(Claim::InProgress);
                 };
                 place = Some(free);
-                transaction = Transaction::begin(&idempotency.pool).await?;
+                transaction = Transaction::begin(&idempotency.0.pool).await?;
             }
             // Under REPEATABLE READ and above, whoever waited cannot see what he waited for.
             Ok(Claimed::Lost) => transaction = transaction.restart().await?,
@@ -166,10 +162,10 @@ pub(super) async fn claim_using(
     if !connection.is_in_transaction() {
         return Err(Error::new(ErrorKind::NoTransaction));
     }
-    let patience = Patience::of(idempotency.concurrency);
+    let patience = Patience::of(idempotency.0.concurrency);
     for _ in 0..ROUNDS {
         let mut savepoint = connection.begin().await.map_err(crate::postgres::error::before_commit)?;
-        let claimed = claim::claim(&mut savepoint, request, idempotency.retention, patience.wait(true), None).await?;
+        let claimed = claim::claim(&mut savepoint, request, idempotency.0.retention, patience.wait(true), None).await?;
         let keep = matches!(claimed, Claimed::Ours);
         let ended = if keep { savepoint.commit().await } else { savepoint.rollback().await };
         ended.map_err(crate::postgres::error::before_commit)?;

@@ -12,6 +12,10 @@ use crate::{Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, St
 
 type Identity = (Scope, Operation, IdempotencyKey);
 
+fn identity(request: &IdempotentRequest) -> Identity {
+    (request.scope().clone(), request.operation().clone(), request.key().clone())
+}
+
 /// One for all clones of an [`Idempotency`](crate::Idempotency).
 #[derive(Clone, Default)]
 pub(super) struct InFlight(Arc<Mutex<HashMap<Identity, Entry>>>);
@@ -43,17 +47,15 @@ pub(super) enum Entered {
 
 impl InFlight {
     pub(super) fn enter(&self, request: &IdempotentRequest) -> Entered {
-        let identity = (request.scope().clone(), request.operation().clone(), request.key().clone());
-        match lock(&self.0).entry(identity) {
+        match lock(&self.0).entry(identity(request)) {
             hash_map::Entry::Occupied(entry) => Entered::Duplicate(Duplicate {
                 same: entry.get().fingerprint == request.fingerprint(),
                 state: entry.get().state.clone(),
             }),
             hash_map::Entry::Vacant(entry) => {
                 let (sender, state) = watch::channel(State::Claiming);
-                let identity = entry.key().clone();
                 entry.insert(Entry { fingerprint: request.fingerprint(), state });
-                Entered::Owner(Owner { entries: self.clone(), identity, sender })
+                Entered::Owner(Owner { entries: self.clone(), request: request.clone(), sender })
             }
         }
     }
@@ -72,11 +74,15 @@ fn lock(entries: &Mutex<HashMap<Identity, Entry>>) -> MutexGuard<'_, HashMap<Ide
 /// wait either find its answer or enter anew, and the first of them is the next owner.
 pub(super) struct Owner {
     entries: InFlight,
-    identity: Identity,
+    request: IdempotentRequest,
     sender: watch::Sender<State>,
 }
 
 impl Owner {
+    pub(super) fn request(&self) -> &IdempotentRequest {
+        &self.request
+    }
+
     pub(super) fn executes(&self) {
         self.sender.send_replace(State::Executing);
     }
@@ -92,7 +98,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        lock(&self.entries.0).remove(&self.identity);
+        lock(&self.entries.0).remove(&identity(&self.request));
     }
 }
 

@@ -55,7 +55,10 @@ use crate::{Error, IdempotentRequest, Retention, StoredResponse, postgres};
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct Idempotency {
+pub struct Idempotency(Arc<Settings>);
+
+#[derive(Clone, Debug)]
+struct Settings {
     pool: PgPool,
     retention: Retention,
     concurrency: Concurrency,
@@ -93,26 +96,31 @@ impl Idempotency {
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         let places = pool.options().get_max_connections() / 4;
-        Self {
+        Self(Arc::new(Settings {
             pool,
             retention: Retention::default(),
             concurrency: Concurrency::default(),
             in_flight: InFlight::default(),
             places: places_for(places),
             backlog: Backlog::default(),
-        }
+        }))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(Arc::make_mut(&mut self.0));
+        self
     }
 
     /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with.
     #[must_use]
     pub fn retention(self, retention: Retention) -> Self {
-        Self { retention, ..self }
+        self.with(|settings| settings.retention = retention)
     }
 
     /// What happens to duplicates of a running request. Default: [`Concurrency::Wait`] for 5 seconds.
     #[must_use]
     pub fn concurrency(self, concurrency: Concurrency) -> Self {
-        Self { concurrency, ..self }
+        self.with(|settings| settings.concurrency = concurrency)
     }
 
     /// How many of the pool's connections may wait inside PostgreSQL at a time, each for a request that another process
@@ -122,19 +130,19 @@ impl Idempotency {
     /// limit wait in the process for a place, as long as [`Concurrency`] says.
     #[must_use]
     pub fn max_waiting_connections(self, connections: u32) -> Self {
-        Self { places: places_for(connections), ..self }
+        self.with(|settings| settings.places = places_for(connections))
     }
 
     /// The pool that it was made with.
     #[must_use]
     pub fn pool(&self) -> &PgPool {
-        &self.pool
+        &self.0.pool
     }
 
     /// What counts the attempts that go on by themselves.
     #[cfg(feature = "axum")]
     pub(crate) fn backlog(&self) -> &Backlog {
-        &self.backlog
+        &self.0.backlog
     }
 
     /// Makes the key the caller's to execute under, or says who has it.
@@ -148,7 +156,7 @@ impl Idempotency {
     /// corrupt.
     pub async fn claim(&self, request: IdempotentRequest) -> Result<Claim, Error> {
         let this = self.clone();
-        Uninterrupted::new(&self.backlog, async move { claim::claim(&this, request).await }).await
+        Uninterrupted::new(&self.0.backlog, async move { claim::claim(&this, &request).await }).await
     }
 
     /// As [`claim`](Self::claim), inside a transaction that the caller has begun with sqlx.
@@ -194,7 +202,7 @@ impl Idempotency {
     ///
     /// What the database says; nothing was deleted.
     pub async fn prune(&self, limit: u32) -> Result<u64, Error> {
-        postgres::prune::prune(&self.pool, limit).await
+        postgres::prune::prune(&self.0.pool, limit).await
     }
 }
 

@@ -234,73 +234,76 @@ async fn f15_duplicates_under_a_stricter_default_isolation_get_the_answer() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn f26_two_processes_on_one_database_execute_once() {
-    let database = Database::fresh().await;
-    let servers = [Ledger::start(&database.url()), Ledger::start(&database.url())];
-    let client = reqwest::Client::new();
-    let owner = "split";
-    let opened = client
-        .post(format!("{}/accounts", servers[0].url))
-        .bearer_auth(owner)
-        .json(&json!({ "id": "a", "balance": 1_000 }))
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(opened.status(), 201);
+/// Two servers on one database, and alice's account `a` with 1,000 in it.
+struct TwoServers {
+    database: Database,
+    servers: [Ledger; 2],
+    client: reqwest::Client,
+}
 
-    let answers = all((0..100).map(|n| {
-        let charge = client
-            .post(format!("{}/charges", servers[n % 2].url))
-            .bearer_auth(owner)
+impl TwoServers {
+    async fn start() -> Self {
+        let database = Database::fresh().await;
+        let servers = [Ledger::start(&database.url()), Ledger::start(&database.url())];
+        let client = reqwest::Client::new();
+        let account = json!({ "id": "a", "balance": 1_000 });
+        let open = client.post(format!("{}/accounts", servers[0].url)).bearer_auth("alice").json(&account);
+        assert_eq!(open.send().await.unwrap().status(), StatusCode::CREATED);
+        Self { database, servers, client }
+    }
+
+    /// The same charge of 10 under the same key, whichever server is asked.
+    fn charge(&self, server: usize, delay: &str) -> reqwest::RequestBuilder {
+        self.client
+            .post(format!("{}/charges", self.servers[server].url))
+            .bearer_auth("alice")
             .header("idempotency-key", "k")
-            .header("x-lab-delay-ms", "20")
-            .json(&json!({ "account": "a", "amount": 10 }));
+            .header("x-lab-delay-ms", delay)
+            .json(&json!({ "account": "a", "amount": 10 }))
+    }
+
+    async fn assert_charged_once(&self) {
+        let show = self.client.get(format!("{}/accounts/a", self.servers[1].url)).bearer_auth("alice");
+        let account: serde_json::Value = show.send().await.unwrap().json().await.unwrap();
+        assert_eq!(account, json!({ "id": "a", "balance": 990, "charges": 1 }));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f26_of_five_hundred_duplicates_split_over_two_processes_one_executes() {
+    let two = TwoServers::start().await;
+    let answers = all((0..500).map(|n| {
+        let charge = two.charge(n % 2, "50");
         async move {
             let response = charge.send().await.unwrap();
-            (response.status().as_u16(), response.text().await.unwrap())
+            let replayed = response.headers().contains_key("idempotent-replayed");
+            (response.status(), replayed, response.text().await.unwrap())
         }
     }))
     .await;
-    assert!(answers.iter().all(|answer| *answer == answers[0] && answer.0 == 201), "{answers:?}");
-    let account: serde_json::Value = client
-        .get(format!("{}/accounts/a", servers[1].url))
-        .bearer_auth(owner)
-        .send()
-        .await
-        .unwrap()
-        .json()
-        .await
-        .unwrap();
-    assert_eq!(account, json!({ "id": "a", "balance": 990, "charges": 1 }));
+    assert!(answers.iter().all(|(status, _, body)| *status == 201 && *body == answers[0].2), "{answers:?}");
+    assert_eq!(answers.iter().filter(|(_, replayed, _)| !replayed).count(), 1);
+    two.assert_charged_once().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f37_after_kill_9_in_mid_handler_a_duplicate_elsewhere_executes_at_once() {
-    let database = Database::fresh().await;
-    let (mut doomed, other) = (Ledger::start(&database.url()), Ledger::start(&database.url()));
-    let client = reqwest::Client::new();
-    let post = |server: &Ledger, path: &str, body: serde_json::Value| {
-        client.post(format!("{}{path}", server.url)).bearer_auth("owner").header("idempotency-key", path).json(&body)
-    };
-    post(&other, "/accounts", json!({ "id": "a", "balance": 100 })).send().await.unwrap();
-    let charge = |server: &Ledger| post(server, "/charges", json!({ "account": "a", "amount": 10 }));
+    let mut two = TwoServers::start().await;
     // It would sleep for a minute.
-    let first = tokio::spawn(charge(&doomed).header("x-lab-delay-ms", "60000").send());
-    let second = {
-        let request = charge(&other);
-        database.until_idle_in_transaction().await;
-        tokio::spawn(request.send())
-    };
-    database.until_waiting(1).await;
-    doomed.kill();
-    assert!(first.await.unwrap().is_err(), "its process is gone");
+    let first = tokio::spawn(two.charge(0, "60000").send());
+    two.database.until_idle_in_transaction().await;
+    let second = tokio::spawn(two.charge(1, "0").send());
+    two.database.until_waiting(1).await;
+    let killed = std::time::Instant::now();
+    two.servers[0].kill();
     let second = second.await.unwrap().unwrap();
-    assert_eq!(second.status(), 201);
+    let taken = killed.elapsed();
+    assert!(first.await.unwrap().is_err(), "its process is gone");
+    assert_eq!(second.status(), StatusCode::CREATED);
     assert!(!second.headers().contains_key("idempotent-replayed"));
-    let balance: i64 =
-        sqlx::query_scalar("select balance from account").fetch_one(&mut database.connection().await).await.unwrap();
-    assert_eq!(balance, 90);
+    assert!(taken < Duration::from_secs(1), "no lease to wait for: {taken:?}");
+    println!("executed {taken:?} after the kill");
+    two.assert_charged_once().await;
 }
 
 /// The example server, as a process of its own.

@@ -16,6 +16,10 @@ mod ledger;
 #[allow(dead_code)]
 mod quickstart;
 
+#[path = "../../examples/shutdown.rs"]
+#[allow(dead_code)]
+mod shutdown;
+
 /// A ledger with alice's account `a`, which holds 100.
 async fn ledger(database: &Database) -> Router {
     let pool = database.pool().await;
@@ -164,4 +168,14 @@ async fn quickstart_shows_what_it_says() {
     let address = crate::support::serve(quickstart::app(pool.clone())).await;
     let url = format!("http://{address}/charges");
     quickstart::show(&quickstart::Visitor::new(&url, &account, &pool)).await.unwrap();
+}
+
+#[tokio::test]
+async fn shutdown_finishes_what_was_begun() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    shutdown::prepare(&pool).await.unwrap();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    shutdown::check(listener, Idempotency::new(pool), &database.url()).await.unwrap();
+    assert_eq!(database.rows().await.len(), 1);
 }

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum_idempotency::{RejectionKind, Tx};
 use sqlx::{Executor as _, postgres::PgPoolOptions};
 
-use crate::support::{Cut, Database, Runs, app, effect, post, proxy, reply};
+use crate::support::{Cut, Database, Gate, Runs, app, effect, post, proxy, reply};
 
 #[tokio::test]
 async fn r37_an_unreachable_database_is_answered_503_and_nothing_is_executed() {
@@ -124,4 +124,63 @@ async fn a_row_that_holds_no_answer_is_refused_and_never_executed_again() {
         reply(&app, post("/things").key("k")).await.assert_refused(kind);
     }
     assert_eq!(runs.count(), 1);
+}
+
+/// Two requests that PostgreSQL cannot put one after the other: one of them is told to come again.
+#[tokio::test]
+async fn a_serialization_failure_is_answered_503_leaves_nothing_and_a_retry_executes() {
+    let database = Database::fresh().await;
+    let strict = database.options().options([("default_transaction_isolation", "serializable")]);
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app(&Database::pool_with(strict, 4).await, move |mut tx: Tx| async move {
+        let _: i64 = sqlx::query_scalar("select count(*) from effect").fetch_one(&mut *tx).await.unwrap();
+        inside.pass().await;
+        // It fails here or at the commit; a handler that swallows it gets no further.
+        match sqlx::query("insert into effect (note) values ('done')").execute(&mut *tx).await {
+            Ok(_) => StatusCode::CREATED,
+            Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    });
+    let ask = |key: &'static str| {
+        let app = app.clone();
+        tokio::spawn(async move { reply(&app, post("/things").key(key)).await })
+    };
+    let asked = [("a", ask("a")), ("b", ask("b"))];
+    for _ in 0..2 {
+        gate.entered().await;
+    }
+    let mut lost = Vec::new();
+    for (key, asked) in asked {
+        gate.open();
+        let reply = asked.await.unwrap();
+        if reply.status != StatusCode::CREATED {
+            assert_eq!(reply.status, StatusCode::SERVICE_UNAVAILABLE);
+            lost.push(key);
+        }
+    }
+    assert_eq!(lost, ["b"], "the first to commit wins");
+    assert_eq!(database.effects().await, 1);
+    gate.open();
+    let retry = ask("b").await.unwrap();
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false));
+}
+
+/// The failure comes with the COMMIT itself.
+#[tokio::test]
+async fn a_serialization_failure_at_commit_is_never_answered_with_the_captured_2xx() {
+    let database = Database::fresh().await;
+    // A deferred trigger runs within the COMMIT.
+    let conflict = "create function conflict() returns trigger language plpgsql as
+                      $$ begin raise exception using errcode = '40001'; end $$;
+                    create constraint trigger conflict after insert on effect deferrable initially deferred
+                      for each row execute function conflict()";
+    let mut connection = database.connection().await;
+    connection.execute(sqlx::raw_sql(conflict)).await.unwrap();
+    let app = app(&database.pool().await, crate::support::create);
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::StoreUnavailable);
+    assert_eq!(database.effects().await, 0);
+    assert_eq!(database.rows().await, []);
+    connection.execute("drop trigger conflict on effect").await.unwrap();
+    assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::CREATED);
 }
