@@ -43,6 +43,26 @@
 //! }
 //! ```
 //!
+//! # When a client goes away
+//!
+//! Dropping the response's future (the client has disconnected, a `TimeoutLayer` outside has given up, a `select!`)
+//! does not stop a request: it goes on as a task, is committed, and its retry finds the answer. Otherwise a client with
+//! less patience than the handler needs could retry for ever. [`IdempotencyLayer::cancel_on_disconnect`] rolls it back
+//! instead. [`Idempotency::drain`](crate::Idempotency::drain) waits for such requests at a shutdown.
+//!
+//! # When the handler fails
+//!
+//! | it | the client gets | afterwards |
+//! |---|---|---|
+//! | panics | the panic goes on to whatever catches it outside, such as `CatchPanicLayer` | nothing is kept |
+//! | answers although a statement had failed | 500 `transaction-aborted` | nothing is kept |
+//! | runs `ROLLBACK` on its connection | 500 `transaction-ended` | what it did after that is durable |
+//! | runs `COMMIT` on its connection | 500 `transaction-ended` | what it did is durable; the key is not executed again |
+//! | keeps its `Tx` | 500 `connection-held` | nothing is kept; the key is free when it lets go |
+//! | answers with more than the limit, a broken body, trailers or 1xx | 500 | nothing is kept |
+//! | meets a constraint at the commit | 500 `commit-refused` | nothing is kept |
+//! | loses its connection before, or during the commit | 503 `store-unavailable`, `outcome-unknown` | a retry finds out |
+//!
 //! # Caveats
 //!
 //! * Add the layer *inside* what authenticates and limits, so that a replay passes it too, and inside what compresses
