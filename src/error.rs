@@ -40,6 +40,8 @@ pub enum ErrorKind {
     InProgress,
     /// The key was used for another request. Only from [`run`](crate::Idempotency::run).
     KeyReused,
+    /// The work was done before, and its answer was not kept. Only from [`run`](crate::Idempotency::run).
+    NotRetained,
     /// The owner's name is blank: `Scope::new("")`.
     BlankScope,
     /// A value cannot be written as JSON, or a stored one cannot be read as what was asked for. Only from
@@ -124,6 +126,7 @@ impl fmt::Display for Error {
             ErrorKind::NoTransaction => "the connection is not inside a transaction; begin one with sqlx first",
             ErrorKind::InProgress => "another request under this key is still running",
             ErrorKind::KeyReused => "the key was used before, for another request",
+            ErrorKind::NotRetained => "the work was done before, and its answer was not kept",
             ErrorKind::BlankScope => "the scope's owner is blank; use Scope::global() if there really is none",
             ErrorKind::Json => "a value could not be converted to or from JSON",
             ErrorKind::Unanswered => {

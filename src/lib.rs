@@ -62,7 +62,7 @@ pub mod middleware;
 
 #[cfg(feature = "axum")]
 pub use self::middleware::{
-    Disposition, IdempotencyLayer, IdempotencyService, Rejection, RejectionKind, ResponseFuture, Tx,
+    BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Rejection, RejectionKind, ResponseFuture, Tx,
 };
 pub use self::{
     engine::{Attempt, Claim, ClaimUsing, Concurrency, Idempotency, Pruner, Ran, Rejected},
@@ -72,7 +72,7 @@ pub use self::{
     operation::Operation,
     postgres::schema::{MIGRATOR, migrate},
     request::IdempotentRequest,
-    response::StoredResponse,
+    response::{StoredResponse, Tombstone, Window},
     retention::{InvalidRetention, Retention},
     scope::Scope,
 };

@@ -1,31 +1,71 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
 
 /// An answer as it is kept: status, header fields in their order with repeats, and the body's bytes.
 ///
-/// Cloning shares all of it. `Debug` shows sizes only: answers hold other people's data.
-#[derive(Clone, PartialEq, Eq)]
+/// Cloning shares all of it. `Debug` shows sizes only: answers hold other people's data. Two are equal if they answer
+/// the same, whenever they were given.
+#[derive(Clone)]
 pub struct StoredResponse(Arc<Parts>);
 
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 struct Parts {
     status: StatusCode,
     headers: Vec<(HeaderName, HeaderValue)>,
-    body: Bytes,
+    /// `None`: a tombstone.
+    body: Option<Bytes>,
+    window: Option<Window>,
+}
+
+/// For how long an answer is kept, by the database's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// When the key was first used.
+    pub first_used: SystemTime,
+    /// From when on the key counts as never used; `None` if never.
+    pub expires: Option<SystemTime>,
+}
+
+/// What is left of an answer that was not kept: that there was one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// The status that the first caller got.
+    pub status: StatusCode,
+    /// When that was, and how long the key stays taken.
+    pub window: Option<Window>,
 }
 
 impl StoredResponse {
     /// An answer with this status and body, and no header fields.
     pub fn new(status: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self(Arc::new(Parts { status, headers: Vec::new(), body: body.into() }))
+        Self(Arc::new(Parts { status, headers: Vec::new(), body: Some(body.into()), window: None }))
+    }
+
+    /// That there was an answer with this status, and nothing of it: a later duplicate is refused, and never executed.
+    /// For answers that are too large to keep, or must not lie in a database.
+    #[must_use]
+    pub fn not_retained(status: StatusCode) -> Self {
+        Self(Arc::new(Parts { status, headers: Vec::new(), body: None, window: None }))
     }
 
     /// Adds header fields behind those that are there. Nothing is merged or replaced.
     #[must_use]
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> Self {
         Arc::make_mut(&mut self.0).headers.extend(headers);
+        self
+    }
+
+    /// The same with another body.
+    #[must_use]
+    pub fn with_body(mut self, body: impl Into<Bytes>) -> Self {
+        Arc::make_mut(&mut self.0).body = Some(body.into());
+        self
+    }
+
+    pub(crate) fn with_window(mut self, window: Window) -> Self {
+        Arc::make_mut(&mut self.0).window = Some(window);
         self
     }
 
@@ -41,19 +81,49 @@ impl StoredResponse {
         &self.0.headers
     }
 
-    /// The body.
+    /// The body; nothing if it was [not retained](Self::not_retained).
     #[must_use]
-    pub fn body(&self) -> &Bytes {
-        &self.0.body
+    pub fn body(&self) -> &[u8] {
+        self.0.body.as_deref().unwrap_or_default()
+    }
+
+    /// The body, shared.
+    pub(crate) fn bytes(&self) -> Option<&Bytes> {
+        self.0.body.as_ref()
+    }
+
+    /// For how long it is kept; `None` if it has not been stored.
+    #[must_use]
+    pub fn window(&self) -> Option<Window> {
+        self.0.window
+    }
+
+    /// The tombstone that this is, if it was not retained.
+    pub(crate) fn tombstone(&self) -> Option<Tombstone> {
+        match self.0.body {
+            Some(_) => None,
+            None => Some(Tombstone { status: self.0.status, window: self.0.window }),
+        }
     }
 }
+
+impl PartialEq for StoredResponse {
+    fn eq(&self, other: &Self) -> bool {
+        let parts = |this: &Self| (this.0.status, this.0.body.clone());
+        parts(self) == parts(other) && self.0.headers == other.0.headers
+    }
+}
+
+impl Eq for StoredResponse {}
 
 impl fmt::Debug for StoredResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoredResponse")
             .field("status", &self.0.status.as_u16())
             .field("headers", &format_args!("{} fields", self.0.headers.len()))
-            .field("body", &format_args!("{} bytes", self.0.body.len()))
+            .field("body", &format_args!("{} bytes", self.body().len()))
+            .field("retained", &self.0.body.is_some())
+            .field("window", &self.0.window)
             .finish()
     }
 }

@@ -1,4 +1,4 @@
-use sqlx::{PgConnection, Postgres, pool::PoolConnection};
+use sqlx::PgConnection;
 
 use super::{
     Idempotency, Uninterrupted,
@@ -6,7 +6,7 @@ use super::{
     in_flight::Owner,
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse,
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Window,
     postgres::{
         claim::{self, Claimed},
         record,
@@ -30,6 +30,7 @@ use crate::{
 ///         Ok(answer)
 ///     }
 ///     Claim::Replay(answer) => Ok(answer),
+///     Claim::NotRetained(_) => Err("done before, and the answer was not kept".into()),
 ///     Claim::InProgress => Err("still running, try again later".into()),
 ///     Claim::KeyReused => Err("the key belongs to another request".into()),
 /// }
@@ -41,6 +42,7 @@ pub struct Attempt {
     // In this order: the rollback begins before those who wait learn of it.
     transaction: Transaction,
     owner: Owner,
+    window: Window,
     idempotency: Idempotency,
 }
 
@@ -48,11 +50,13 @@ pub struct Attempt {
 #[derive(Debug)]
 #[must_use = "only a stored rejection may be given to the client"]
 pub enum Rejected {
-    /// It is stored, and is what every retry will get.
-    Stored,
+    /// It is stored, for this window, and is what every retry will get.
+    Stored(Window),
     /// While the work was being undone, the same request was executed elsewhere. This is its answer, and the one to
     /// give.
     Replay(StoredResponse),
+    /// Likewise, and its answer was not kept.
+    NotRetained(Tombstone),
     /// Likewise, and it is still running.
     InProgress,
     /// Likewise, for a request with another fingerprint.
@@ -60,14 +64,20 @@ pub enum Rejected {
 }
 
 impl Attempt {
-    pub(super) fn new(transaction: Transaction, owner: Owner, idempotency: Idempotency) -> Self {
-        Self { transaction, owner, idempotency }
+    pub(super) fn new(transaction: Transaction, owner: Owner, window: Window, idempotency: Idempotency) -> Self {
+        Self { transaction, owner, window, idempotency }
     }
 
     /// What is being executed.
     #[must_use]
     pub fn request(&self) -> &IdempotentRequest {
         self.owner.request()
+    }
+
+    /// When the key was first used, which is now, and until when its answer will be kept.
+    #[must_use]
+    pub fn window(&self) -> Window {
+        self.window
     }
 
     /// The connection that the work has to go through: what is written here is committed together with the answer,
@@ -94,10 +104,17 @@ impl Attempt {
     }
 
     async fn record_and_commit(mut self, response: StoredResponse) -> Result<(), Error> {
-        match record::record(self.transaction.connection(), self.owner.request(), &response).await {
+        match record::record(
+            self.transaction.connection(),
+            self.owner.request(),
+            &response,
+            self.idempotency.0.prepared,
+        )
+        .await
+        {
             Ok(()) => {
                 self.transaction.commit().await?;
-                self.owner.answered(response);
+                self.owner.answered(response.with_window(self.window));
                 Ok(())
             }
             Err(error) => {
@@ -118,26 +135,33 @@ impl Attempt {
         Uninterrupted::new(&backlog, self.undo_and_record(response)).await
     }
 
-    async fn undo_and_record(self, response: StoredResponse) -> Result<Rejected, Error> {
+    async fn undo_and_record(mut self, response: StoredResponse) -> Result<Rejected, Error> {
+        self.check().await?;
         let patience = Patience::of(self.idempotency.0.concurrency);
         // It waits for another process at most, and only if that is free of charge for others.
         let place = self.idempotency.0.places.try_acquire();
-        let mut connection: PoolConnection<Postgres> = self.transaction.end().await?;
+        let (retention, prepared) = (self.idempotency.0.retention, self.idempotency.0.prepared);
+        let mut transaction = self.transaction.restart().await?;
         // One more round settles a row that went away; whoever comes then is served like anybody else.
         for _ in 0..2 {
-            let wait = patience.wait(place.is_ok());
-            let retention = self.idempotency.0.retention;
-            let claimed = claim::claim(&mut connection, self.owner.request(), retention, wait, Some(&response)).await;
+            let (request, wait) = (self.owner.request(), patience.wait(place.is_ok()));
+            let claimed =
+                claim::claim(transaction.connection(), request, retention, wait, Some(&response), prepared).await;
             match claimed {
-                Ok(Claimed::Ours) => {
-                    self.owner.answered(response);
-                    return Ok(Rejected::Stored);
+                Ok(Claimed::Ours(window)) => {
+                    transaction.commit().await?;
+                    self.owner.answered(response.with_window(window));
+                    return Ok(Rejected::Stored(window));
                 }
                 Ok(Claimed::Answered(stored)) => {
+                    transaction.rollback().await?;
                     return Ok(match answer_for(self.owner.request(), stored) {
                         Some(response) => {
                             self.owner.answered(response.clone());
-                            Rejected::Replay(response)
+                            match response.tombstone() {
+                                None => Rejected::Replay(response),
+                                Some(tombstone) => Rejected::NotRetained(tombstone),
+                            }
                         }
                         None => {
                             self.owner.reused();
@@ -145,13 +169,13 @@ impl Attempt {
                         }
                     });
                 }
-                Ok(Claimed::Held | Claimed::TimedOut) => return Ok(Rejected::InProgress),
-                Ok(Claimed::Lost) => {}
-                Err(error) if error.kind() == ErrorKind::Conflict => {}
-                Err(error) => {
-                    connection.close_on_drop();
-                    return Err(error);
+                Ok(Claimed::Held | Claimed::TimedOut) => {
+                    transaction.rollback().await?;
+                    return Ok(Rejected::InProgress);
                 }
+                Ok(Claimed::Lost) => transaction = transaction.restart().await?,
+                Err(error) if error.kind() == ErrorKind::Conflict => transaction = transaction.restart().await?,
+                Err(error) => return Err(error),
             }
         }
         Err(Error::new(ErrorKind::Conflict))
@@ -162,10 +186,26 @@ impl Attempt {
     ///
     /// # Errors
     ///
-    /// The connection is gone, and the server rolls back on its own.
+    /// The connection is gone, and the server rolls back on its own; or the work has ended the transaction itself
+    /// ([`TransactionEnded`](ErrorKind::TransactionEnded)), and what it committed is durable.
     pub async fn release(self) -> Result<(), Error> {
         let backlog = self.idempotency.0.backlog.clone();
-        Uninterrupted::new(&backlog, self.transaction.rollback()).await
+        Uninterrupted::new(&backlog, self.undo()).await
+    }
+
+    async fn undo(mut self) -> Result<(), Error> {
+        match self.check().await {
+            Ok(()) => self.transaction.rollback().await,
+            Err(error) => {
+                self.transaction.close();
+                Err(error)
+            }
+        }
+    }
+
+    /// Has the work left the transaction as it was? If not, a rollback undoes nothing of what it did.
+    async fn check(&mut self) -> Result<(), Error> {
+        record::check(self.transaction.connection(), self.owner.request(), self.idempotency.0.prepared).await
     }
 
     /// After a failure of ours. If the work has meddled with the transaction, nobody knows what the connection is

@@ -8,10 +8,11 @@ use super::{
     in_flight::{Duplicate, Entered, Learned, Owner},
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse,
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone,
     postgres::{
         claim::{self, Claimed, Stored, Wait},
-        transaction::Transaction,
+        error::before_commit,
+        transaction::{Transaction, probe},
     },
 };
 
@@ -27,6 +28,8 @@ pub enum Claim {
     Fresh(Attempt),
     /// The work was done before. This is its answer.
     Replay(StoredResponse),
+    /// The work was done before, and its answer was not kept.
+    NotRetained(Tombstone),
     /// Another request under this key is running and did not end in time.
     InProgress,
     /// The key was used for a request with another fingerprint. Nothing of that one is revealed.
@@ -41,10 +44,21 @@ pub enum ClaimUsing {
     Fresh,
     /// The work was done before. This is its answer.
     Replay(StoredResponse),
+    /// The work was done before, and its answer was not kept.
+    NotRetained(Tombstone),
     /// Another request under this key is running and did not end in time.
     InProgress,
     /// The key was used for a request with another fingerprint.
     KeyReused,
+}
+
+impl Claim {
+    fn of(response: StoredResponse) -> Self {
+        match response.tombstone() {
+            None => Self::Replay(response),
+            Some(tombstone) => Self::NotRetained(tombstone),
+        }
+    }
 }
 
 /// How long a claim waits for others.
@@ -53,6 +67,9 @@ pub(super) struct Patience {
     waits: bool,
     end: Instant,
 }
+
+/// How much longer than it may wait a claim may take altogether.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
 /// only asks the database for its answer.
@@ -81,7 +98,7 @@ impl Patience {
             return Some(Claim::InProgress);
         }
         match timeout_at(self.end, duplicate.learn()).await {
-            Ok(Learned::Answer(response)) => Some(Claim::Replay(response)),
+            Ok(Learned::Answer(response)) => Some(Claim::of(response)),
             Ok(Learned::Reused) => Some(Claim::KeyReused),
             Ok(Learned::Nothing) => None,
             Err(_elapsed) => Some(Claim::InProgress),
@@ -110,19 +127,24 @@ async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Own
     let mut transaction = Transaction::begin(&idempotency.0.pool).await?;
     for _ in 0..ROUNDS {
         let wait = patience.wait(place.is_some());
-        let claimed =
-            claim::claim(transaction.connection(), owner.request(), idempotency.0.retention, wait, None).await;
+        let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
+        let asked = claim::claim(transaction.connection(), owner.request(), retention, wait, None, prepared);
+        // `lock_timeout` counts for each lock anew, and some engines ignore it.
+        let Ok(claimed) = timeout_at(patience.end + GRACE, asked).await else {
+            transaction.close();
+            return Ok(Claim::InProgress);
+        };
         match claimed {
-            Ok(Claimed::Ours) => {
+            Ok(Claimed::Ours(window)) => {
                 owner.executes();
-                return Ok(Claim::Fresh(Attempt::new(transaction, owner, idempotency.clone())));
+                return Ok(Claim::Fresh(Attempt::new(transaction, owner, window, idempotency.clone())));
             }
             Ok(Claimed::Answered(stored)) => {
                 transaction.rollback().await?;
                 return Ok(match answer_for(owner.request(), stored) {
                     Some(response) => {
                         owner.answered(response.clone());
-                        Claim::Replay(response)
+                        Claim::of(response)
                     }
                     None => {
                         owner.reused();
@@ -163,17 +185,24 @@ pub(super) async fn claim_using(
         return Err(Error::new(ErrorKind::NoTransaction));
     }
     let patience = Patience::of(idempotency.0.concurrency);
+    let place = idempotency.0.places.try_acquire();
     for _ in 0..ROUNDS {
-        let mut savepoint = connection.begin().await.map_err(crate::postgres::error::before_commit)?;
-        let claimed = claim::claim(&mut savepoint, request, idempotency.0.retention, patience.wait(true), None).await?;
-        let keep = matches!(claimed, Claimed::Ours);
+        probe(connection).await.map_err(before_commit)?;
+        let mut savepoint = connection.begin().await.map_err(before_commit)?;
+        let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
+        let wait = patience.wait(place.is_ok());
+        let claimed = claim::claim(&mut savepoint, request, retention, wait, None, prepared).await?;
+        let keep = matches!(claimed, Claimed::Ours(_));
         let ended = if keep { savepoint.commit().await } else { savepoint.rollback().await };
-        ended.map_err(crate::postgres::error::before_commit)?;
+        ended.map_err(before_commit)?;
         match claimed {
-            Claimed::Ours => return Ok(ClaimUsing::Fresh),
+            Claimed::Ours(_) => return Ok(ClaimUsing::Fresh),
             Claimed::Answered(stored) => {
                 return Ok(match answer_for(request, stored) {
-                    Some(response) => ClaimUsing::Replay(response),
+                    Some(response) => match response.tombstone() {
+                        None => ClaimUsing::Replay(response),
+                        Some(tombstone) => ClaimUsing::NotRetained(tombstone),
+                    },
                     None => ClaimUsing::KeyReused,
                 });
             }

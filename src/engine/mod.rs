@@ -26,7 +26,12 @@ pub use self::{
     run::Ran,
 };
 pub(crate) use self::{backlog::Backlog, uninterrupted::Uninterrupted};
-use crate::{Error, IdempotentRequest, Retention, StoredResponse, postgres};
+#[cfg(feature = "axum")]
+pub(crate) use crate::postgres::transaction::probe;
+use crate::{
+    Error, IdempotentRequest, Retention, StoredResponse,
+    postgres::{self, Prepared},
+};
 
 /// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the pool.
 ///
@@ -67,6 +72,7 @@ struct Settings {
     /// The right to wait inside PostgreSQL.
     places: Arc<Semaphore>,
     backlog: Backlog,
+    prepared: Prepared,
 }
 
 /// What happens to a request whose key another request is executing right now.
@@ -103,6 +109,7 @@ impl Idempotency {
             in_flight: InFlight::default(),
             places: places_for(places),
             backlog: Backlog::default(),
+            prepared: Prepared::Kept,
         }))
     }
 
@@ -131,6 +138,16 @@ impl Idempotency {
     #[must_use]
     pub fn max_waiting_connections(self, connections: u32) -> Self {
         self.with(|settings| settings.places = places_for(connections))
+    }
+
+    /// For a pool that connects through a pooler which lends its connections for one transaction at a time, such as
+    /// PgBouncer in transaction mode: no statement of this crate stays prepared. Default: they stay, which is faster.
+    ///
+    /// The application's own statements need the same, `persistent(false)` on every query: sqlx names its prepared
+    /// statements, and behind such a pooler one client's name can run another one's statement.
+    #[must_use]
+    pub fn transaction_pooler(self) -> Self {
+        self.with(|settings| settings.prepared = Prepared::Once)
     }
 
     /// The pool that it was made with.
@@ -164,7 +181,10 @@ impl Idempotency {
     /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and
     /// commits, or rolls back everything. A claim that is committed without an answer blocks its key for good.
     ///
-    /// A savepoint keeps the caller's transaction usable when the wait ends without a claim.
+    /// A savepoint keeps the caller's transaction usable when the wait ends without a claim. It waits inside PostgreSQL
+    /// only if one of [`max_waiting_connections`](Self::max_waiting_connections) is free.
+    ///
+    /// Do not drop the future before its end: sqlx (0.9) rolls the whole transaction back if a savepoint is cut off.
     ///
     /// # Errors
     ///
@@ -192,7 +212,7 @@ impl Idempotency {
         request: &IdempotentRequest,
         response: &StoredResponse,
     ) -> Result<(), Error> {
-        postgres::record::record(connection, request, response).await
+        postgres::record::record(connection, request, response, self.0.prepared).await
     }
 
     /// Deletes up to `limit` expired rows and says how many there were. Whether and when this happens changes no
@@ -202,7 +222,7 @@ impl Idempotency {
     ///
     /// What the database says; nothing was deleted.
     pub async fn prune(&self, limit: u32) -> Result<u64, Error> {
-        postgres::prune::prune(&self.0.pool, limit).await
+        postgres::prune::prune(&self.0.pool, limit, self.0.prepared).await
     }
 }
 

@@ -36,7 +36,8 @@ impl Idempotency {
     /// passes the message's id as the key.
     ///
     /// The value is kept as JSON, in the same commit as what the work wrote through its connection. If the work
-    /// fails, everything is rolled back and the key is free. The same goes for dropping the future.
+    /// fails, everything is rolled back and the key is free. The same goes for dropping the future while the work runs;
+    /// once it has succeeded, the commit is finished in the background.
     ///
     /// # Errors
     ///
@@ -58,6 +59,7 @@ impl Idempotency {
                     .map_err(|error| Error::with_source(ErrorKind::Json, error))?;
                 return Ok(Ran::Before(value));
             }
+            Claim::NotRetained(_) => return Err(Error::new(ErrorKind::NotRetained).into()),
             Claim::InProgress => return Err(Error::new(ErrorKind::InProgress).into()),
             Claim::KeyReused => return Err(Error::new(ErrorKind::KeyReused).into()),
         };

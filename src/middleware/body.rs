@@ -1,9 +1,27 @@
 //! The bounded read of a body, of requests and responses alike.
 
-use axum::body::{Body, Bytes};
-use axum::http::HeaderMap;
-use http_body::Body as HttpBody;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use axum::{
+    BoxError,
+    body::{Body, Bytes},
+    http::HeaderMap,
+};
+use bytes::BytesMut;
+use http_body::{Body as HttpBody, Frame};
+use http_body_util::{BodyExt as _, Full};
+
+/// What came of reading a body.
+pub(super) enum Read<B> {
+    Whole(Whole),
+    /// It is larger than the limit. What was read of it is not lost.
+    TooLarge(Begun<B>),
+    Broken,
+}
 
 /// A body that was read to its end.
 #[derive(Debug, Default)]
@@ -12,27 +30,45 @@ pub(super) struct Whole {
     pub(super) trailers: Option<HeaderMap>,
 }
 
-/// Why a body was not read to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unread {
-    TooLarge,
-    Broken,
-}
-
-/// Reads at most `limit` bytes. A body that announces more is not read at all.
-pub(super) async fn read<B>(body: B, limit: usize) -> Result<Whole, Unread>
+/// Reads at most `limit` bytes, and the frame that goes beyond. A body that announces more is not read at all.
+pub(super) async fn read<B>(body: B, limit: usize) -> Read<B>
 where
     B: HttpBody<Data = Bytes>,
-    B::Error: Into<axum::BoxError>,
 {
-    if body.size_hint().lower() > limit as u64 {
-        return Err(Unread::TooLarge);
+    let mut begun = Begun { frames: VecDeque::new(), rest: Box::pin(body) };
+    if begun.rest.size_hint().lower() > limit as u64 {
+        return Read::TooLarge(begun);
     }
-    match Limited::new(body, limit).collect().await {
-        Ok(collected) => Ok(Whole { trailers: collected.trailers().cloned(), bytes: collected.to_bytes() }),
-        Err(error) if error.is::<LengthLimitError>() => Err(Unread::TooLarge),
-        Err(_) => Err(Unread::Broken),
+    let mut left = limit;
+    let mut trailers = None;
+    while let Some(frame) = begun.rest.frame().await {
+        match frame.map(Frame::into_data) {
+            Ok(Ok(data)) => {
+                let length = data.len();
+                begun.frames.push_back(data);
+                match left.checked_sub(length) {
+                    Some(rest) => left = rest,
+                    None => return Read::TooLarge(begun),
+                }
+            }
+            Ok(Err(frame)) => trailers = frame.into_trailers().ok().or(trailers),
+            Err(_) => return Read::Broken,
+        }
     }
+    Read::Whole(Whole { bytes: joined(begun.frames), trailers })
+}
+
+/// One frame is handed on as it is; more are copied into one buffer.
+fn joined(mut frames: VecDeque<Bytes>) -> Bytes {
+    if frames.len() < 2 {
+        return frames.pop_front().unwrap_or_default();
+    }
+    let mut bytes = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
+    // Each is let go of as soon as it is copied.
+    while let Some(frame) = frames.pop_front() {
+        bytes.extend_from_slice(&frame);
+    }
+    bytes.freeze()
 }
 
 impl From<Whole> for Body {
@@ -41,5 +77,66 @@ impl From<Whole> for Body {
             None => Self::from(whole.bytes),
             Some(trailers) => Self::new(Full::new(whole.bytes).with_trailers(std::future::ready(Some(Ok(trailers))))),
         }
+    }
+}
+
+/// A body of which a beginning was read: that, and then the rest.
+pub(super) struct Begun<B> {
+    frames: VecDeque<Bytes>,
+    rest: Pin<Box<B>>,
+}
+
+impl<B> HttpBody for Begun<B>
+where
+    B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(data) = self.frames.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        self.rest.as_mut().poll_frame(cx).map(|frame| frame.map(|result| result.map_err(Into::into)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, task::Waker};
+
+    use super::*;
+
+    fn body(frames: &[&'static str]) -> impl HttpBody<Data = Bytes, Error = Infallible> + use<> {
+        let frames: Vec<_> = frames.iter().map(|text| Bytes::from_static(text.as_bytes())).collect();
+        Begun { frames: frames.into(), rest: Box::pin(Full::new(Bytes::new())) }.map_err(|_| unreachable_error())
+    }
+
+    fn unreachable_error() -> Infallible {
+        panic!("it does not fail")
+    }
+
+    fn now<T>(future: impl Future<Output = T>) -> T {
+        match std::pin::pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => value,
+            Poll::Pending => panic!("nothing to wait for"),
+        }
+    }
+
+    #[test]
+    fn a_body_within_the_limit_is_read_whole_however_it_is_framed() {
+        for frames in [&["hello"][..], &["he", "", "llo"], &["h", "e", "l", "l", "o"]] {
+            match now(read(body(frames), 5)) {
+                Read::Whole(whole) => assert_eq!(whole.bytes, "hello"),
+                Read::TooLarge(_) | Read::Broken => panic!("it fits"),
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_of_a_body_over_the_limit_is_lost() {
+        let Read::TooLarge(begun) = now(read(body(&["he", "llo", "!"]), 4)) else { panic!("it does not fit") };
+        assert_eq!(now(begun.collect()).map(http_body_util::Collected::to_bytes).ok(), Some(Bytes::from("hello!")));
     }
 }

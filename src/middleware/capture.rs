@@ -3,16 +3,10 @@
 use std::collections::HashSet;
 
 use axum::{
-    BoxError,
     body::Bytes,
-    http::{HeaderMap, HeaderName, Response, header, response::Parts},
+    http::{HeaderMap, HeaderName, StatusCode, header, response::Parts},
 };
-use http_body::Body as HttpBody;
 
-use super::{
-    body::{self, Unread},
-    rejection::{Rejection, RejectionKind},
-};
 use crate::StoredResponse;
 
 /// What describes the hop, the attempt or the caller's credentials, and not the answer.
@@ -63,41 +57,45 @@ const NEVER: &[&str] = &[
 
 const NEVER_PREFIX: &str = "x-ratelimit-";
 
-/// A handler's answer that was read to its end: as it is sent, and as it is kept.
-pub(super) type Captured = ((Parts, Bytes), StoredResponse);
+/// Hop-by-hop and length: no setting keeps these.
+const HOP: usize = 8;
 
-/// Reads the whole answer, `limit` bytes at most.
-pub(super) async fn read<B>(response: Response<B>, limit: usize) -> Result<Captured, Rejection>
-where
-    B: HttpBody<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let (parts, body) = response.into_parts();
-    let body = body::read(body, limit).await.map_err(|unread| match unread {
-        Unread::TooLarge => Rejection::new(
-            RejectionKind::ResponseTooLarge,
-            format!("the handler's answer is larger than {limit} bytes; nothing was kept, the key is free"),
-        ),
-        Unread::Broken => Rejection::new(
-            RejectionKind::ResponseUnsupported,
-            "the handler's answer broke off; nothing was kept, the key is free",
-        ),
-    })?;
-    if let Some(detail) = unsupported(&parts, body.trailers.as_ref()) {
-        return Err(Rejection::new(RejectionKind::ResponseUnsupported, detail));
-    }
-    let stored = capture(&parts, body.bytes.clone());
-    Ok(((parts, body.bytes), stored))
+/// Which header fields of an answer are kept.
+#[derive(Clone, Debug, Default)]
+pub(super) struct HeaderRules {
+    /// Left out besides.
+    pub(super) never: HashSet<HeaderName>,
+    /// Kept although they are left out as a rule.
+    pub(super) always: HashSet<HeaderName>,
+    /// If given, nothing else is kept.
+    pub(super) only: Option<HashSet<HeaderName>>,
 }
 
-/// The answer as it will be kept.
-fn capture(parts: &Parts, body: Bytes) -> StoredResponse {
-    let named = named_by_connection(&parts.headers);
-    let kept = parts.headers.iter().filter(|(name, _)| {
-        let name = name.as_str();
-        !NEVER.contains(&name) && !name.starts_with(NEVER_PREFIX) && !named.contains(name)
-    });
-    StoredResponse::new(parts.status, body).with_headers(kept.map(|(name, value)| (name.clone(), value.clone())))
+impl HeaderRules {
+    fn keeps(&self, name: &HeaderName) -> bool {
+        let text = name.as_str();
+        if NEVER[..HOP].contains(&text) || self.never.contains(name) {
+            return false;
+        }
+        if self.always.contains(name) {
+            return true;
+        }
+        let usual = !NEVER.contains(&text) && !text.starts_with(NEVER_PREFIX);
+        usual && self.only.as_ref().is_none_or(|only| only.contains(name))
+    }
+
+    /// The answer as it will be kept.
+    pub(super) fn capture(&self, parts: &Parts, body: Bytes) -> StoredResponse {
+        let named = named_by_connection(&parts.headers);
+        let kept = parts.headers.iter().filter(|(name, _)| self.keeps(name) && !named.contains(name.as_str()));
+        let body = if has_no_content(parts.status) { Bytes::new() } else { body };
+        StoredResponse::new(parts.status, body).with_headers(kept.map(|(name, value)| (name.clone(), value.clone())))
+    }
+}
+
+/// Answers to these never have content (RFC 9110 sections 15.3.5, 15.3.6, 15.4.5).
+pub(super) fn has_no_content(status: StatusCode) -> bool {
+    matches!(status, StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
 /// Fields that `Connection` names belong to the hop too.
@@ -112,31 +110,34 @@ fn named_by_connection(headers: &HeaderMap) -> HashSet<String> {
 }
 
 /// Does the handler speak a protocol that a stored answer cannot carry?
-fn unsupported(parts: &Parts, trailers: Option<&HeaderMap>) -> Option<&'static str> {
+pub(super) fn unsupported(parts: &Parts) -> Option<&'static str> {
     if parts.status.is_informational() {
         return Some("the handler answered with an interim status (1xx) or a protocol switch, which cannot be stored");
     }
-    if trailers.is_some_and(|trailers| !trailers.is_empty()) {
-        return Some("the handler's answer ends with trailers, which cannot be stored");
+    let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
+    if content_type.to_ascii_lowercase().starts_with(b"application/grpc") {
+        return Some("the handler speaks gRPC, whose status is in the trailers, which cannot be stored");
     }
     None
 }
 
-/// The marker that tells a replay from a first answer.
-pub(super) const MARKER: HeaderName = HeaderName::from_static("idempotent-replayed");
-
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
+    use axum::http::{HeaderValue, Response};
 
     use super::*;
 
     fn kept(headers: &[(&'static str, &'static [u8])]) -> Vec<(String, Vec<u8>)> {
+        kept_by(&HeaderRules::default(), headers)
+    }
+
+    fn kept_by(rules: &HeaderRules, headers: &[(&'static str, &'static [u8])]) -> Vec<(String, Vec<u8>)> {
         let mut response = Response::new(());
         for (name, value) in headers {
             response.headers_mut().append(*name, HeaderValue::from_bytes(value).expect("a header value"));
         }
-        capture(&response.into_parts().0, Bytes::new())
+        rules
+            .capture(&response.into_parts().0, Bytes::new())
             .headers()
             .iter()
             .map(|(name, value)| (name.to_string(), value.as_bytes().to_vec()))
@@ -174,6 +175,31 @@ mod tests {
             ["date", "age", "set-cookie", "www-authenticate", "traceparent", "x-request-id", "x-ratelimit-limit"]
         {
             assert!(kept(&[(name, b"v")]).is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn r50_r52_settings_add_and_remove_fields_but_never_those_of_the_hop() {
+        let set = |names: &[&'static str]| names.iter().map(|name| HeaderName::from_static(name)).collect();
+        let headers: &[(&'static str, &'static [u8])] =
+            &[("set-cookie", b"a=1"), ("set-cookie", b"b=2"), ("x-own", b"1"), ("etag", b"\"v\""), ("te", b"x")];
+        let names = |rules: &HeaderRules| {
+            kept_by(rules, headers).into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(&HeaderRules::default()), "x-own etag");
+        let rules = HeaderRules { never: set(&["etag"]), always: set(&["set-cookie", "te"]), only: None };
+        assert_eq!(names(&rules), "set-cookie set-cookie x-own");
+        let rules = HeaderRules { only: Some(set(&["etag", "te"])), ..HeaderRules::default() };
+        assert_eq!(names(&rules), "etag");
+    }
+
+    #[test]
+    fn r48_204_205_and_304_keep_no_content() {
+        for (status, length) in [(204, 0), (205, 0), (304, 0), (200, 4), (404, 4)] {
+            let mut response = Response::new(());
+            *response.status_mut() = StatusCode::from_u16(status).expect("three digits");
+            let stored = HeaderRules::default().capture(&response.into_parts().0, Bytes::from_static(b"body"));
+            assert_eq!(stored.body().len(), length, "{status}");
         }
     }
 }

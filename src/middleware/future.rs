@@ -12,12 +12,10 @@ use axum::{
 use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
 
-use crate::engine::Uninterrupted;
-
 pin_project! {
     /// The response of an [`IdempotencyService`](crate::IdempotencyService).
     ///
-    /// Dropped while a request is being executed, it goes on as a task: the work is committed, and the retry of a
+    /// Dropped once the request's body has been read, it goes on as a task: the work is committed, and the retry of a
     /// client that has gone away gets its answer.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<F, E>
@@ -39,9 +37,7 @@ pin_project! {
     {
         /// A method that the layer leaves alone: the inner future, in place.
         Through { #[pin] future: F },
-        Guarded { future: Uninterrupted<Result<Response, E>> },
-        /// Dropped, it rolls back.
-        Cancellable { future: Pin<Box<dyn Future<Output = Result<Response, E>> + Send>> },
+        Guarded { future: Pin<Box<dyn Future<Output = Result<Response, E>> + Send>> },
     }
 }
 
@@ -50,12 +46,8 @@ impl<F, E: Send + 'static> ResponseFuture<F, E> {
         Self { kind: Kind::Through { future } }
     }
 
-    pub(super) fn guarded(future: Uninterrupted<Result<Response, E>>) -> Self {
-        Self { kind: Kind::Guarded { future } }
-    }
-
-    pub(super) fn cancellable(future: impl Future<Output = Result<Response, E>> + Send + 'static) -> Self {
-        Self { kind: Kind::Cancellable { future: Box::pin(future) } }
+    pub(super) fn guarded(future: impl Future<Output = Result<Response, E>> + Send + 'static) -> Self {
+        Self { kind: Kind::Guarded { future: Box::pin(future) } }
     }
 }
 
@@ -74,8 +66,7 @@ where
                 let response = ready!(future.poll(cx));
                 Poll::Ready(response.map(|response| response.map(Body::new)))
             }
-            KindProjection::Guarded { future } => Pin::new(future).poll(cx),
-            KindProjection::Cancellable { future } => future.as_mut().poll(cx),
+            KindProjection::Guarded { future } => future.as_mut().poll(cx),
         }
     }
 }

@@ -1,65 +1,113 @@
 //! Header field → key.
 
+use std::{borrow::Cow, ops::RangeInclusive, sync::Arc};
+
 use axum::http::{HeaderMap, HeaderName};
 use sfv::{BareItem, Item, Parser};
+use uuid::{Uuid, fmt::Hyphenated};
 
 use super::rejection::{Rejection, RejectionKind};
-use crate::{IdempotencyKey, InvalidKey};
+use crate::IdempotencyKey;
 
-/// The key in `headers`; `None` if there is no such field. Anything that is there and is not one valid key is an
-/// error, never taken for absent.
-pub(super) fn key(headers: &HeaderMap, name: &HeaderName, strict: bool) -> Result<Option<IdempotencyKey>, Rejection> {
-    let mut lines = headers.get_all(name).iter();
-    let Some(line) = lines.next() else {
-        return Ok(None);
-    };
-    // Counted, not combined: the lines `"foo` and `bar"` would combine to a valid key that nobody sent.
-    if lines.next().is_some() {
-        return Err(invalid("the field was sent more than once"));
-    }
-    parse(line.as_bytes(), strict).map(Some)
+/// What a key has to look like.
+#[derive(Clone)]
+pub(super) struct KeyRules {
+    /// A String of RFC 9651 only. Otherwise bare keys as well, as every large provider takes them.
+    pub(super) strict: bool,
+    pub(super) spaces: bool,
+    pub(super) length: RangeInclusive<usize>,
+    pub(super) format: KeyFormat,
 }
 
-/// `strict`: a String of RFC 9651 only. Otherwise bare keys as well, as every large provider takes them.
-fn parse(value: &[u8], strict: bool) -> Result<IdempotencyKey, Rejection> {
-    let value = value.trim_ascii();
-    if strict || value.starts_with(b"\"") {
-        return quoted(value);
-    }
-    bare(value)
+#[derive(Clone)]
+pub(super) enum KeyFormat {
+    Any,
+    /// Two spellings of one UUID are one key.
+    Uuid,
+    Checked(Arc<dyn Fn(&str) -> bool + Send + Sync>),
 }
 
-fn quoted(value: &[u8]) -> Result<IdempotencyKey, Rejection> {
-    match Parser::new(value).parse::<Item>() {
-        Ok(Item { bare_item: BareItem::String(key), .. }) => checked(key.as_str()),
-        Ok(_) => Err(invalid("the field must hold a String in double quotes (RFC 9651)")),
-        Err(_) => Err(invalid("the field does not hold a well-formed String (RFC 9651)")),
+impl Default for KeyRules {
+    fn default() -> Self {
+        Self { strict: false, spaces: false, length: 1..=255, format: KeyFormat::Any }
     }
+}
+
+impl KeyRules {
+    /// The key in `headers`; `None` if there is no such field. Anything that is there and is not one valid key is an
+    /// error, never taken for absent.
+    pub(super) fn find(&self, headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Rejection> {
+        let mut lines = headers.get_all(name).iter();
+        let Some(line) = lines.next() else {
+            return Ok(None);
+        };
+        // Counted, not combined: the lines `"foo` and `bar"` would combine to a valid key that nobody sent.
+        if lines.next().is_some() {
+            return Err(invalid("the field was sent more than once"));
+        }
+        self.parse(line.as_bytes()).map(Some)
+    }
+
+    pub(super) fn parse(&self, value: &[u8]) -> Result<IdempotencyKey, Rejection> {
+        let value = value.trim_ascii();
+        if self.strict || value.starts_with(b"\"") {
+            return self.quoted(value);
+        }
+        self.check(bare(value)?)
+    }
+
+    fn quoted(&self, value: &[u8]) -> Result<IdempotencyKey, Rejection> {
+        match Parser::new(value).parse::<Item>() {
+            Ok(Item { bare_item: BareItem::String(key), .. }) => self.check(key.as_str()),
+            Ok(_) => Err(invalid("the field must hold a String in double quotes (RFC 9651)")),
+            Err(_) => Err(invalid("the field does not hold a well-formed String (RFC 9651)")),
+        }
+    }
+
+    fn check(&self, key: &str) -> Result<IdempotencyKey, Rejection> {
+        let (shortest, longest) = (*self.length.start(), *self.length.end());
+        if key.is_empty() {
+            return Err(invalid("the key is empty"));
+        }
+        if key.len() > longest {
+            let detail = format!("the key has {} characters; {longest} are allowed", key.len());
+            return Err(Rejection::new(RejectionKind::InvalidKey, detail));
+        }
+        if key.len() < shortest {
+            let detail = format!("the key has {} characters; {shortest} are needed", key.len());
+            return Err(Rejection::new(RejectionKind::InvalidKey, detail));
+        }
+        if key.contains(' ') && !self.spaces {
+            return Err(invalid("a key must not contain spaces"));
+        }
+        let canonical = match &self.format {
+            KeyFormat::Any => Cow::Borrowed(key),
+            KeyFormat::Uuid => Cow::Owned(uuid(key).ok_or_else(|| invalid("the key must be a UUID, with hyphens"))?),
+            KeyFormat::Checked(check) if check(key) => Cow::Borrowed(key),
+            KeyFormat::Checked(_) => return Err(invalid("the key is not of the form that this operation asks for")),
+        };
+        IdempotencyKey::new(canonical).map_err(|_| invalid("a key holds printable ASCII characters only"))
+    }
+}
+
+/// In lower case; none of the other forms that a UUID may be written in.
+fn uuid(key: &str) -> Option<String> {
+    if key.len() != Hyphenated::LENGTH {
+        return None;
+    }
+    Some(Uuid::try_parse(key).ok()?.hyphenated().to_string())
 }
 
 /// Visible ASCII without what would make it look like a list, a parameter, or another structured type.
-fn bare(value: &[u8]) -> Result<IdempotencyKey, Rejection> {
+fn bare(value: &[u8]) -> Result<&str, Rejection> {
     let reserved_first = matches!(value.first(), Some(b'\'' | b'?' | b':' | b'@' | b'%' | b'(' | b'*'));
     let plain = value.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b',' | b';'));
     match std::str::from_utf8(value) {
-        Ok(key) if plain && !reserved_first => checked(key),
+        Ok(key) if plain && !reserved_first => Ok(key),
         _ => Err(invalid(
             "a bare key holds visible ASCII characters except \" \\ , ; and begins with none of ' ? : @ % ( *",
         )),
     }
-}
-
-fn checked(key: &str) -> Result<IdempotencyKey, Rejection> {
-    if key.contains(' ') {
-        return Err(invalid("a key must not contain spaces"));
-    }
-    IdempotencyKey::new(key).map_err(|error| match error {
-        InvalidKey::Empty => invalid("the key is empty"),
-        InvalidKey::NotPrintable { .. } => invalid("a key holds printable ASCII characters only"),
-        InvalidKey::TooLong { length, limit } => {
-            Rejection::new(RejectionKind::InvalidKey, format!("the key has {length} characters; {limit} are allowed"))
-        }
-    })
 }
 
 fn invalid(detail: &'static str) -> Rejection {
@@ -79,7 +127,7 @@ mod tests {
         for line in lines {
             headers.append(NAME, HeaderValue::from_bytes(line).map_err(|_| RejectionKind::InvalidKey)?);
         }
-        match key(&headers, &NAME, strict) {
+        match (KeyRules { strict, ..KeyRules::default() }).find(&headers, &NAME) {
             Ok(key) => Ok(key.map(|key| key.as_str().to_owned())),
             Err(rejection) => Err(rejection.kind()),
         }
@@ -143,5 +191,49 @@ mod tests {
         assert_eq!(lenient(&quoted(256)), None);
         assert_eq!(lenient(&quoted(2_000)), None);
         assert_eq!(lenient(&format!("\"{}\"", r#"\""#.repeat(255))).map(|key| key.len()), Some(255));
+    }
+
+    #[test]
+    fn r18_length_is_configurable_and_never_cut() {
+        let rules = KeyRules { length: 8..=16, ..KeyRules::default() };
+        assert!(rules.parse(b"1234567").is_err());
+        assert!(rules.parse(b"12345678").is_ok());
+        assert!(rules.parse(b"1234567890123456").is_ok());
+        let long = rules.parse(b"12345678901234567").unwrap_err();
+        assert_eq!(long.detail(), "the key has 17 characters; 16 are allowed");
+        let malformed_or_long = KeyRules::default().parse(format!("\"{}\"", "x".repeat(5_000)).as_bytes()).unwrap_err();
+        assert_eq!(malformed_or_long.detail(), "the key has 5000 characters; 255 are allowed");
+    }
+
+    #[test]
+    fn r13_spaces_inside_a_key_are_an_option() {
+        let rules = KeyRules { spaces: true, ..KeyRules::default() };
+        assert_eq!(rules.parse(b"\"a b\"").unwrap().as_str(), "a b");
+        assert_eq!(rules.parse(b"\" a \"").unwrap().as_str(), " a ");
+        assert!(rules.parse(b"a b").is_err(), "a bare key still holds none");
+    }
+
+    #[test]
+    fn r19_uuids_are_one_key_in_any_case_and_in_one_form_only() {
+        let rules = KeyRules { format: KeyFormat::Uuid, ..KeyRules::default() };
+        let lower = rules.parse(b"8e03978e-40d5-43e8-bc93-6894a57f9324").unwrap();
+        assert_eq!(rules.parse(b"\"8E03978E-40D5-43E8-BC93-6894A57F9324\"").unwrap(), lower);
+        assert_eq!(lower.as_str(), "8e03978e-40d5-43e8-bc93-6894a57f9324");
+        for other in [
+            "8e03978e40d543e8bc936894a57f9324",
+            "{8e03978e-40d5-43e8-bc93-6894a57f9324}",
+            "abc",
+            "8e03978e-40d5-43e8-bc93-6894a57f932g",
+        ] {
+            assert!(rules.parse(format!("\"{other}\"").as_bytes()).is_err(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_check_of_the_applications_decides() {
+        let rules =
+            KeyRules { format: KeyFormat::Checked(Arc::new(|key| key.starts_with("req_"))), ..KeyRules::default() };
+        assert!(rules.parse(b"req_1").is_ok());
+        assert_eq!(rules.parse(b"1").unwrap_err().kind(), RejectionKind::InvalidKey);
     }
 }

@@ -73,20 +73,26 @@
 
 mod body;
 mod capture;
+mod codec;
 mod disposition;
+mod exchange;
+mod execute;
 mod extract;
+mod fingerprint;
 mod future;
 mod header;
-mod identify;
+mod keyless;
 mod layer;
+mod operation;
 mod panic;
 mod refuse;
 mod rejection;
-mod replay;
 mod service;
+mod settings;
 mod tx;
 
 pub use self::{
+    codec::BodyCodec,
     disposition::Disposition,
     future::ResponseFuture,
     layer::IdempotencyLayer,

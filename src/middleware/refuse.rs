@@ -1,7 +1,7 @@
 //! What the client is told of an outcome or a failure.
 
 use super::rejection::{Rejection, RejectionKind};
-use crate::{Error, ErrorKind, error::Ended};
+use crate::{Error, ErrorKind, Tombstone, error::Ended};
 
 impl From<Error> for Rejection {
     /// What the client may know of `error`; the rest is for the log.
@@ -56,6 +56,7 @@ impl From<Error> for Rejection {
                  axum_idempotency::migrate() before it serves requests",
             ),
             ErrorKind::BlankScope => return Self::unscoped(),
+            ErrorKind::NotRetained => return Self::not_retained(None),
             ErrorKind::InProgress => return Self::in_flight(),
             ErrorKind::KeyReused => return Self::key_reused(),
             ErrorKind::NoTransaction | ErrorKind::Json | ErrorKind::CorruptRow | ErrorKind::Database => {
@@ -71,11 +72,29 @@ impl Rejection {
         Self::new(RejectionKind::Unscoped, "an idempotency key belongs to somebody; authenticate first")
     }
 
+    pub(super) fn request_too_large(limit: usize) -> Self {
+        Self::new(RejectionKind::RequestTooLarge, format!("the request body must not be larger than {limit} bytes"))
+    }
+
+    pub(super) fn request_unreadable() -> Self {
+        Self::new(RejectionKind::RequestUnreadable, "the request body broke off")
+    }
+
     pub(super) fn in_flight() -> Self {
         Self::new(
             RejectionKind::InFlight,
             "repeat the request with the same key after a moment to get the first one's answer",
         )
+    }
+
+    /// It names the time of the first request, by which its result can be looked for.
+    pub(super) fn not_retained(tombstone: Option<Tombstone>) -> Self {
+        let when = tombstone
+            .and_then(|tombstone| tombstone.window)
+            .map(|window| format!(" on {}", httpdate::fmt_http_date(window.first_used)))
+            .unwrap_or_default();
+        let detail = format!("the request was executed{when}; its answer was not kept, and it is not executed again");
+        Self::new(RejectionKind::ResponseNotRetained, detail)
     }
 
     pub(super) fn key_reused() -> Self {

@@ -1,4 +1,4 @@
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use axum::{
     body::Body,
@@ -15,6 +15,7 @@ use serde_json::json;
 pub struct Rejection {
     kind: RejectionKind,
     detail: Cow<'static, str>,
+    reference: Option<Arc<str>>,
 }
 
 /// The kinds of [`Rejection`], each with its status and its problem type.
@@ -27,14 +28,20 @@ pub enum RejectionKind {
     InvalidKey,
     /// 401 `unscoped`: nobody owns the request.
     Unscoped,
+    /// 403 `replay-refused`: the layer's guard does not let this caller have the stored answer.
+    ReplayRefused,
     /// 400 `request-unreadable`: the request's body broke off.
     RequestUnreadable,
     /// 413 `request-too-large`: the request's body is over the layer's limit.
     RequestTooLarge,
+    /// 415 `multipart-unsupported`: a multipart body has no fingerprint of its own.
+    MultipartUnsupported,
     /// 422 `key-reused`: the key was used for another request.
     KeyReused,
     /// 409 `in-flight`: a request with this key is still running.
     InFlight,
+    /// 409 `response-not-retained`: it was done before, and its answer was not kept.
+    ResponseNotRetained,
     /// 503 `store-unavailable`: the database cannot be reached, or gave the transaction up for another one.
     StoreUnavailable,
     /// 503 `outcome-unknown`: the connection broke during the commit.
@@ -64,16 +71,23 @@ impl RejectionKind {
             Self::MissingKey => (StatusCode::BAD_REQUEST, "missing-key", "Idempotency-Key is missing"),
             Self::InvalidKey => (StatusCode::BAD_REQUEST, "invalid-key", "Idempotency-Key is not valid"),
             Self::Unscoped => (StatusCode::UNAUTHORIZED, "unscoped", "The request has no owner"),
+            Self::ReplayRefused => (StatusCode::FORBIDDEN, "replay-refused", "The stored response is not for you"),
             Self::RequestUnreadable => {
                 (StatusCode::BAD_REQUEST, "request-unreadable", "The request body could not be read")
             }
             Self::RequestTooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "request-too-large", "The request body is too large")
             }
+            Self::MultipartUnsupported => {
+                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "multipart-unsupported", "Multipart bodies cannot be compared")
+            }
             Self::KeyReused => {
                 (StatusCode::UNPROCESSABLE_ENTITY, "key-reused", "Idempotency-Key was used for another request")
             }
             Self::InFlight => (StatusCode::CONFLICT, "in-flight", "A request with this key is still running"),
+            Self::ResponseNotRetained => {
+                (StatusCode::CONFLICT, "response-not-retained", "The response was not retained")
+            }
             Self::StoreUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "Nothing was executed"),
             Self::OutcomeUnknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
@@ -120,6 +134,15 @@ impl RejectionKind {
     }
 }
 
+impl RejectionKind {
+    /// May the same key be used for the request that the client should make next, be it repeated or corrected? If not,
+    /// the next request needs a new key.
+    #[must_use]
+    pub const fn is_key_reusable(self) -> bool {
+        !matches!(self, Self::InvalidKey | Self::KeyReused | Self::ResponseNotRetained | Self::TransactionEnded)
+    }
+}
+
 impl Rejection {
     /// Where problem types live unless [`problem_base`](crate::IdempotencyLayer::problem_base) says otherwise: the
     /// section of this crate's documentation that explains them.
@@ -130,7 +153,18 @@ impl Rejection {
     const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
     pub(super) fn new(kind: RejectionKind, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, detail: detail.into() }
+        Self { kind, detail: detail.into(), reference: None }
+    }
+
+    pub(super) fn with_reference(self, reference: Option<Arc<str>>) -> Self {
+        Self { reference, ..self }
+    }
+
+    /// What links this refusal to the first request with its key, if the layer was told to give references and the
+    /// key is known; see [`reference_header`](crate::IdempotencyLayer::reference_header).
+    #[must_use]
+    pub fn reference(&self) -> Option<&str> {
+        self.reference.as_deref()
     }
 
     /// What kind of refusal this is.
@@ -155,13 +189,17 @@ impl Rejection {
     /// The problem document (RFC 9457), with types under `base`.
     pub(super) fn to_problem(&self, base: &str) -> Response {
         let (status, name, title) = self.kind.table();
-        let problem = json!({
+        let mut problem = json!({
             "type": format!("{base}{name}"),
             "title": title,
             "status": status.as_u16(),
             "detail": self.detail,
             "retryable": self.kind.is_retryable(),
+            "key_reusable": self.kind.is_key_reusable(),
         });
+        if let Some(reference) = self.reference() {
+            problem["reference"] = reference.into();
+        }
         let mut response = Response::new(Body::from(problem.to_string()));
         *response.status_mut() = status;
         let headers = response.headers_mut();
@@ -201,11 +239,14 @@ mod tests {
         let next = |kind| match kind {
             Kind::MissingKey => Some(Kind::InvalidKey),
             Kind::InvalidKey => Some(Kind::Unscoped),
-            Kind::Unscoped => Some(Kind::RequestUnreadable),
+            Kind::Unscoped => Some(Kind::ReplayRefused),
+            Kind::ReplayRefused => Some(Kind::RequestUnreadable),
             Kind::RequestUnreadable => Some(Kind::RequestTooLarge),
-            Kind::RequestTooLarge => Some(Kind::KeyReused),
+            Kind::RequestTooLarge => Some(Kind::MultipartUnsupported),
+            Kind::MultipartUnsupported => Some(Kind::KeyReused),
             Kind::KeyReused => Some(Kind::InFlight),
-            Kind::InFlight => Some(Kind::StoreUnavailable),
+            Kind::InFlight => Some(Kind::ResponseNotRetained),
+            Kind::ResponseNotRetained => Some(Kind::StoreUnavailable),
             Kind::StoreUnavailable => Some(Kind::OutcomeUnknown),
             Kind::OutcomeUnknown => Some(Kind::ResponseTooLarge),
             Kind::ResponseTooLarge => Some(Kind::ResponseUnsupported),
@@ -234,7 +275,7 @@ mod tests {
             let response = Rejection::new(kind, "detail").into_response();
             assert_eq!(response.status(), kind.status());
             assert!(kind.status().is_client_error() || kind.status().is_server_error());
-            let retries = matches!(kind.status().as_u16(), 409 | 503);
+            let retries = matches!(kind, RejectionKind::InFlight) || kind.status() == 503;
             assert_eq!(kind.is_retryable(), retries, "{kind:?}");
             let after = response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap_or_default());
             assert_eq!(after, retries.then_some("1"), "{kind:?}");

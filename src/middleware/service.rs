@@ -14,18 +14,16 @@ use tower_service::Service;
 use tracing::{debug, error};
 
 use super::{
-    body::{self, Unread, Whole},
-    capture,
-    disposition::Disposition,
+    body::{Read, Whole, read},
+    exchange::Exchange,
+    execute::execute,
     future::ResponseFuture,
-    header, identify,
+    keyless::keyless,
     layer::Config,
-    panic,
+    operation,
     rejection::{Rejection, RejectionKind},
-    replay,
-    tx::{Open, Slot, tolerate},
 };
-use crate::{Claim, Error, IdempotentRequest, Operation, Rejected, StoredResponse, engine::Uninterrupted};
+use crate::{Claim, Error, IdempotentRequest, Operation, engine::Uninterrupted};
 
 /// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service. See the
 /// [module docs](crate::middleware) for the contract and an example.
@@ -66,16 +64,12 @@ where
         // The clone is kept for later; the service that is ready is the one that is called.
         let later = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, later);
-        let answer = answer(self.config.clone(), inner, request);
-        if self.config.cancel_on_disconnect {
-            return ResponseFuture::cancellable(answer);
-        }
-        ResponseFuture::guarded(Uninterrupted::new(self.config.idempotency.backlog(), answer))
+        ResponseFuture::guarded(answer(self.config.clone(), inner, request))
     }
 }
 
 /// Why the flow ended early.
-enum Stop<E> {
+pub(super) enum Stop<E> {
     /// The layer answers.
     Refused(Rejection),
     /// The inner service failed; its error is not ours to answer.
@@ -96,14 +90,16 @@ impl<E> From<Error> for Stop<E> {
 
 async fn answer<S, B, R>(config: Arc<Config>, inner: S, request: Request<B>) -> Result<Response, S::Error>
 where
-    S: Service<Request<Body>, Response = http::Response<R>>,
+    S: Service<Request<Body>, Response = http::Response<R>> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
     let (mut parts, body) = request.into_parts();
-    let operation = identify::operation(&config, &parts);
+    let operation = operation::of(&config, &parts);
     let answered = match enter(&mut parts, &operation) {
         Ok(()) => flow(&config, inner, parts, body, &operation).await,
         Err(rejection) => Err(rejection.into()),
@@ -120,137 +116,68 @@ where
 
 /// Key → scope → body → fingerprint → claim → handler → answer → disposition → commit.
 async fn flow<S, B, R>(
-    config: &Config,
+    config: &Arc<Config>,
     inner: S,
-    mut parts: Parts,
+    parts: Parts,
     body: B,
     operation: &Operation,
 ) -> Result<Response, Stop<S::Error>>
 where
-    S: Service<Request<Body>, Response = http::Response<R>>,
+    S: Service<Request<Body>, Response = http::Response<R>> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let Some(key) = header::key(&parts.headers, &config.header, config.strict)? else {
-        return unkeyed(config, inner, parts, body, operation).await;
+    let Some(key) = config.key.find(&parts.headers, &config.header)? else {
+        return keyless(config, inner, parts, body, operation).await;
     };
     let scope = (config.scope)(&parts).filter(|scope| !scope.is_blank()).ok_or_else(Rejection::unscoped)?;
-    let body = body::read(body, config.max_request_bytes).await.map_err(|unread| refuse_body(unread, config))?;
-    let fingerprint = identify::fingerprint(config, &parts, &body.bytes);
+    config.fingerprint.admit(&parts)?;
+    let body = match read(body, config.max_request_bytes).await {
+        Read::Whole(whole) => whole,
+        Read::TooLarge(_) => return Err(Rejection::request_too_large(config.max_request_bytes).into()),
+        Read::Broken => return Err(Rejection::request_unreadable().into()),
+    };
+    let fingerprint = config.fingerprint.of(&parts, &body.bytes);
     let request = IdempotentRequest::new(scope, operation.clone(), key, fingerprint);
-    parts.extensions.insert(request.clone());
+    let head = config.replay_guard.is_some().then(|| parts.clone());
+    let exchange = Exchange { config: config.clone(), request, head };
 
-    match config.idempotency.claim(request).await? {
-        Claim::Fresh(attempt) => execute(config, inner, parts, body, Slot::of(attempt), operation).await,
-        Claim::Replay(stored) => Ok(replayed(&stored, operation)),
-        Claim::InProgress => Err(Rejection::in_flight().into()),
-        Claim::KeyReused => Err(Rejection::key_reused().into()),
+    // From here on it goes on if its client goes away.
+    let claimed = claim_and_execute(exchange, inner, parts, body);
+    if config.cancel_on_disconnect {
+        return claimed.await;
     }
+    Uninterrupted::new(config.idempotency.backlog(), claimed).await
 }
 
-/// The handler, and what becomes of its work and its answer.
-async fn execute<S, R>(
-    config: &Config,
+async fn claim_and_execute<S, R>(
+    exchange: Exchange,
     inner: S,
-    parts: Parts,
+    mut parts: Parts,
     body: Whole,
-    slot: Slot,
-    operation: &Operation,
 ) -> Result<Response, Stop<S::Error>>
 where
     S: Service<Request<Body>, Response = http::Response<R>>,
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let captured = async {
-        match call(inner, parts, Body::from(body), &slot).await {
-            Ok(response) => {
-                let captured = capture::read(response, config.max_response_bytes).await;
-                captured.inspect_err(|rejection| blame(rejection, operation)).map_err(Stop::from)
-            }
-            Err(error) => Err(Stop::Failed(error)),
-        }
+    parts.extensions.insert(exchange.request.clone());
+    let answered = match exchange.config.idempotency.claim(exchange.request.clone()).await {
+        Ok(Claim::Fresh(attempt)) => execute(&exchange, inner, parts, body, attempt).await,
+        Ok(Claim::Replay(stored)) => exchange.replay(stored).map_err(Stop::from),
+        Ok(Claim::NotRetained(tombstone)) => Err(Rejection::not_retained(Some(tombstone)).into()),
+        Ok(Claim::InProgress) => Err(Rejection::in_flight().into()),
+        Ok(Claim::KeyReused) => Err(Rejection::key_reused().into()),
+        Err(error) => Err(error.into()),
     };
-    // The key is free by the time that the client, or whoever catches panics outside, learns of the failure.
-    let (response, stored) = match panic::caught(captured).await {
-        Ok(Ok(captured)) => captured,
-        Ok(Err(stop)) => {
-            slot.release().await;
-            return Err(stop);
-        }
-        Err(payload) => {
-            slot.release().await;
-            panic::resume(payload);
-        }
-    };
-    // Only now: the body was read to its end, so nothing of the response can still be using the connection.
-    let Some(Open::Attempt(attempt)) = slot.take().inspect_err(|rejection| blame(rejection, operation))? else {
-        return Err(Rejection::new(RejectionKind::Internal, "the request's transaction is gone").into());
-    };
-    let disposition = config.disposition(&response.0);
-    debug!(%operation, outcome = ?disposition, status = response.0.status.as_u16(), "executed");
-    match disposition {
-        Disposition::Commit => attempt.complete(&stored).await?,
-        Disposition::Release => attempt.release().await.unwrap_or_else(|error| tolerate(&error)),
-        Disposition::Reject => match attempt.reject(&stored).await? {
-            Rejected::Stored => {}
-            Rejected::Replay(stored) => return Ok(replayed(&stored, operation)),
-            Rejected::InProgress => return Err(Rejection::in_flight().into()),
-            Rejected::KeyReused => return Err(Rejection::key_reused().into()),
-        },
-    }
-    let (parts, bytes) = response;
-    Ok(Response::from_parts(parts, Body::from(bytes)))
-}
-
-/// A request without a key: refused, or executed in a transaction that leaves no trace.
-async fn unkeyed<S, B, R>(
-    config: &Config,
-    inner: S,
-    parts: Parts,
-    body: B,
-    operation: &Operation,
-) -> Result<Response, Stop<S::Error>>
-where
-    S: Service<Request<Body>, Response = http::Response<R>>,
-    B: HttpBody<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-    R: HttpBody<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
-{
-    if config.required {
-        let detail = format!("this operation needs the header field {}", config.header);
-        return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
-    }
-    let slot = Slot::unbegun(config.idempotency.clone());
-    let (parts, body) = match call(inner, parts, Body::new(body), &slot).await {
-        Ok(response) => response.into_parts(),
-        Err(error) => {
-            slot.release().await;
-            return Err(Stop::Failed(error));
-        }
-    };
-    let open = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
-    if let Some(Open::Unkeyed(unkeyed)) = open {
-        match config.disposition(&parts) {
-            Disposition::Commit => unkeyed.commit().await?,
-            Disposition::Reject | Disposition::Release => {
-                unkeyed.rollback().await.unwrap_or_else(|error| tolerate(&error))
-            }
-        }
-    }
-    Ok(Response::from_parts(parts, Body::new(body)))
-}
-
-/// Calls the handler with the slot in reach, and with nothing of it left behind in what is kept.
-async fn call<S, R>(mut inner: S, mut parts: Parts, body: Body, slot: &Slot) -> Result<http::Response<R>, S::Error>
-where
-    S: Service<Request<Body>, Response = http::Response<R>>,
-{
-    parts.extensions.insert(slot.clone());
-    inner.call(Request::from_parts(parts, body)).await
+    answered.map_err(|stop| match stop {
+        Stop::Refused(rejection) => Stop::Refused(rejection.with_reference(exchange.reference())),
+        Stop::Failed(error) => Stop::Failed(error),
+    })
 }
 
 /// Marks the request, so that a second layer further in does not claim a key of its own.
@@ -270,28 +197,9 @@ fn enter(parts: &mut Parts, operation: &Operation) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn refuse_body(unread: Unread, config: &Config) -> Rejection {
-    match unread {
-        Unread::TooLarge => Rejection::new(
-            RejectionKind::RequestTooLarge,
-            format!("the request body must not be larger than {} bytes", config.max_request_bytes),
-        ),
-        Unread::Broken => Rejection::new(RejectionKind::RequestUnreadable, "the request body broke off"),
-    }
-}
-
-fn replayed(stored: &StoredResponse, operation: &Operation) -> Response {
-    debug!(%operation, outcome = "replayed", status = stored.status().as_u16(), "replayed");
-    replay::replay(stored)
-}
-
-/// The handler is at fault, and its operator should know.
-fn blame(rejection: &Rejection, operation: &Operation) {
-    error!(%operation, %rejection, "the handler's answer could not be kept");
-}
-
 /// What the client may know of an error, with the rest in the log.
 pub(super) fn logged(error: Error) -> Rejection {
-    error!(error = &error as &dyn std::error::Error, "idempotency failed");
+    let shown = &error as &dyn std::error::Error;
+    error!(error = shown, source = shown.source(), "idempotency failed");
     error.into()
 }

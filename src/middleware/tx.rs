@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use super::rejection::{Rejection, RejectionKind};
 use crate::{
     Error, Idempotency,
-    engine::{Attempt, Uninterrupted, Unkeyed},
+    engine::{Attempt, Unkeyed, probe},
 };
 
 /// The request's connection, as an extractor: what a handler writes through it is committed together with its
@@ -49,11 +49,16 @@ pub struct Tx(OwnedMappedMutexGuard<State, Open>);
 impl Tx {
     /// Sets a savepoint: what is written through it is undone unless it is committed, and the rest stays usable.
     ///
+    /// Do not drop the future before its end: sqlx (0.9) then rolls back the whole transaction, which is answered 500
+    /// `transaction-ended`.
+    ///
     /// # Errors
     ///
     /// What PostgreSQL says, for instance that a statement before has failed.
     pub async fn begin(&mut self) -> Result<sqlx::Transaction<'_, Postgres>, sqlx::Error> {
-        self.0.connection().begin().await
+        let connection = self.0.connection();
+        probe(connection).await?;
+        connection.begin().await
     }
 }
 
@@ -91,9 +96,7 @@ impl<S: Sync> FromRequestParts<S> for Tx {
             return Err(misuse("the handler extracts Tx twice; pass the first one on instead"));
         };
         if let State::Unbegun(idempotency) = &*state {
-            let pool = idempotency.pool().clone();
-            let begun = Uninterrupted::new(idempotency.backlog(), async move { Unkeyed::begin(&pool).await });
-            let unkeyed = begun.await;
+            let unkeyed = Unkeyed::begin(idempotency).await;
             *state = State::Open(Open::Unkeyed(unkeyed.map_err(super::service::logged)?));
         }
         OwnedMutexGuard::try_map(state, |state| match state {
@@ -188,7 +191,9 @@ impl Slot {
     }
 }
 
-/// A rollback that fails means a connection that is gone: the server rolls back on its own.
+/// A rollback that fails means a connection that is gone, and the server rolls back on its own; or the handler has ended
+/// the transaction itself, and its operator should know.
 pub(super) fn tolerate(error: &Error) {
-    tracing::warn!(error = error as &dyn std::error::Error, "the rollback failed; the server rolls back on its own");
+    let error = error as &dyn std::error::Error;
+    tracing::error!(error, source = error.source(), "the handler's work could not be rolled back");
 }

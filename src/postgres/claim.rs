@@ -1,19 +1,22 @@
 //! The claim: one atomic statement that makes a key ours, or shows whose it is.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
-use super::error::{before_commit, is_lock_timeout};
-use crate::{Error, ErrorKind, IdempotentRequest, Retention, StoredResponse};
+use super::{
+    Prepared,
+    error::{before_commit, is_timeout},
+};
+use crate::{Error, ErrorKind, IdempotentRequest, Retention, StoredResponse, Window};
 
 /// What the claim statement found.
 #[derive(Debug)]
 pub(crate) enum Claimed {
-    /// The row is ours. It is visible to others once the transaction commits.
-    Ours,
+    /// The row is ours, for this window. It is visible to others once the transaction commits.
+    Ours(Window),
     /// An answered row was there.
     Answered(Stored),
     /// A transaction that is still open holds the row.
@@ -57,7 +60,7 @@ const NEXT_TO_NOTHING: Duration = Duration::from_millis(50);
 /// engines refuse.
 const CLAIM: &str = "\
 with live as materialized (
-  select fingerprint, status, header_names, header_values, body
+  select fingerprint, status, header_names, header_values, body, created_at, expires_at
     from idempotency.keys
    where scope = $1 and operation = $2 and key = $3
      and (expires_at is null or expires_at > now())
@@ -78,14 +81,16 @@ with live as materialized (
          status = excluded.status, header_names = excluded.header_names, header_values = excluded.header_values,
          body = excluded.body
    where present.expires_at <= excluded.created_at
-  returning 1
+  returning created_at, expires_at
 )
 select counted.claims = 1 as ours,
        coalesce(gate.free or $8, true) as tried,
        case when setting.lock_timeout is not null then set_config('lock_timeout', setting.lock_timeout, true) end,
        case when counted.claims = 1 and not gate.free then pg_try_advisory_xact_lock($7) end,
-       live.fingerprint, live.status, live.header_names, live.header_values, live.body
-  from (select count(*) as claims from claim) counted
+       live.fingerprint, live.status, live.header_names, live.header_values, live.body,
+       (extract(epoch from coalesce(live.created_at, counted.created_at)) * 1000000)::bigint as first_used,
+       (extract(epoch from coalesce(live.expires_at, counted.expires_at)) * 1000000)::bigint as expires
+  from (select count(*) as claims, min(created_at) as created_at, min(expires_at) as expires_at from claim) counted
   left join setting on true
   left join gate on true
   left join live on true
@@ -93,14 +98,15 @@ select counted.claims = 1 as ours,
 
 /// After the claim found somebody's row that its own snapshot could not show.
 const READ: &str = "\
-select fingerprint, status, header_names, header_values, body
+select fingerprint, status, header_names, header_values, body,
+       (extract(epoch from created_at) * 1000000)::bigint as first_used,
+       (extract(epoch from expires_at) * 1000000)::bigint as expires
   from idempotency.keys
  where scope = $1 and operation = $2 and key = $3
    and (expires_at is null or expires_at > now())
 ";
 
-/// Claims `request`'s row, inside a transaction; with an `answer`, writes it at once, for which no transaction is
-/// needed.
+/// Claims `request`'s row, inside a transaction; with an `answer`, writes it at once.
 ///
 /// # Errors
 ///
@@ -111,6 +117,7 @@ pub(crate) async fn claim(
     retention: Retention,
     wait: Wait,
     answer: Option<&StoredResponse>,
+    prepared: Prepared,
 ) -> Result<Claimed, Error> {
     let (bound, waits) = match wait {
         Wait::Never => (NEXT_TO_NOTHING, false),
@@ -128,18 +135,19 @@ pub(crate) async fn claim(
         .bind(request.lock_number())
         .bind(waits)
         .bind(answer.as_ref().map(|columns| columns.status))
-        .bind(answer.as_ref().map(|columns| columns.header_names.as_slice()))
-        .bind(answer.as_ref().map(|columns| columns.header_values.as_slice()))
-        .bind(answer.as_ref().map(|columns| columns.body))
+        .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
+        .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
+        .bind(answer.as_ref().and_then(|columns| columns.body))
+        .persistent(prepared.kept())
         .fetch_one(&mut *connection)
         .await;
     let row = match claimed {
         Ok(row) => row,
-        Err(error) if is_lock_timeout(&error) => return Ok(Claimed::TimedOut),
+        Err(error) if is_timeout(&error) => return Ok(Claimed::TimedOut),
         Err(error) => return Err(before_commit(error)),
     };
     if row.try_get("ours").map_err(before_commit)? {
-        return Ok(Claimed::Ours);
+        return Ok(Claimed::Ours(window(&row)?));
     }
     if let Some(stored) = stored(&row)? {
         return Ok(Claimed::Answered(stored));
@@ -147,14 +155,19 @@ pub(crate) async fn claim(
     if !row.try_get("tried").map_err(before_commit)? {
         return Ok(Claimed::Held);
     }
-    read(connection, request).await
+    read(connection, request, prepared).await
 }
 
-async fn read(connection: &mut PgConnection, request: &IdempotentRequest) -> Result<Claimed, Error> {
+async fn read(
+    connection: &mut PgConnection,
+    request: &IdempotentRequest,
+    prepared: Prepared,
+) -> Result<Claimed, Error> {
     let row = sqlx::query(READ)
         .bind(request.scope().as_stored())
         .bind(request.operation().as_str())
         .bind(request.key().as_str())
+        .persistent(prepared.kept())
         .fetch_optional(connection)
         .await
         .map_err(before_commit)?;
@@ -164,26 +177,25 @@ async fn read(connection: &mut PgConnection, request: &IdempotentRequest) -> Res
     })
 }
 
-/// An answer as the columns hold it.
+/// An answer as the columns hold it. A tombstone has its status only.
 #[derive(Debug)]
 pub(super) struct Columns<'a> {
     pub(super) status: i16,
-    pub(super) header_names: Vec<&'a str>,
-    pub(super) header_values: Vec<&'a [u8]>,
-    pub(super) body: &'a [u8],
+    pub(super) header_names: Option<Vec<&'a str>>,
+    pub(super) header_values: Option<Vec<&'a [u8]>>,
+    pub(super) body: Option<&'a [u8]>,
 }
 
 impl<'a> Columns<'a> {
     pub(super) fn of(response: &'a StoredResponse) -> Self {
+        // A status code has three digits.
+        let status = response.status().as_u16().cast_signed();
+        let Some(body) = response.bytes() else {
+            return Self { status, header_names: None, header_values: None, body: None };
+        };
         let (header_names, header_values) =
             response.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).unzip();
-        Self {
-            // A status code has three digits.
-            status: response.status().as_u16().cast_signed(),
-            header_names,
-            header_values,
-            body: response.body(),
-        }
+        Self { status, header_names: Some(header_names), header_values: Some(header_values), body: Some(body) }
     }
 }
 
@@ -192,7 +204,20 @@ fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
     let Some(fingerprint) = row.try_get("fingerprint").map_err(before_commit)? else {
         return Ok(None);
     };
-    Ok(Some(Stored { fingerprint, response: response(row)? }))
+    Ok(Some(Stored { fingerprint, response: response(row)?.with_window(window(row)?) }))
+}
+
+fn window(row: &PgRow) -> Result<Window, Error> {
+    let first_used: Option<i64> = row.try_get("first_used").map_err(before_commit)?;
+    let expires: Option<i64> = row.try_get("expires").map_err(before_commit)?;
+    Ok(Window { first_used: moment(first_used.unwrap_or_default()), expires: expires.map(moment) })
+}
+
+/// Microseconds since 1970, which may have been before it.
+fn moment(micros: i64) -> SystemTime {
+    let distance = Duration::from_micros(micros.unsigned_abs());
+    let moment = if micros < 0 { UNIX_EPOCH.checked_sub(distance) } else { UNIX_EPOCH.checked_add(distance) };
+    moment.unwrap_or(UNIX_EPOCH)
 }
 
 fn response(row: &PgRow) -> Result<StoredResponse, Error> {
@@ -214,7 +239,10 @@ fn decode(
     body: Option<Vec<u8>>,
 ) -> Option<StoredResponse> {
     let status = StatusCode::from_u16(u16::try_from(status?).ok()?).ok()?;
-    let (names, values) = (names?, values?);
+    let (names, values, body) = match (names, values, body) {
+        (None, None, None) => return Some(StoredResponse::not_retained(status)),
+        (names, values, body) => (names?, values?, body?),
+    };
     if names.len() != values.len() {
         return None;
     }
@@ -222,7 +250,7 @@ fn decode(
     for (name, value) in names.into_iter().zip(values) {
         headers.push((HeaderName::try_from(name).ok()?, HeaderValue::from_maybe_shared(Bytes::from(value)).ok()?));
     }
-    Some(StoredResponse::new(status, body?).with_headers(headers))
+    Some(StoredResponse::new(status, body).with_headers(headers))
 }
 
 #[cfg(test)]
@@ -239,11 +267,15 @@ mod tests {
         let columns = Columns::of(&response);
         let read = decode(
             Some(columns.status),
-            Some(columns.header_names.iter().map(ToString::to_string).collect()),
-            Some(columns.header_values.iter().map(|value| value.to_vec()).collect()),
-            Some(columns.body.to_vec()),
+            columns.header_names.map(|names| names.iter().map(ToString::to_string).collect()),
+            columns.header_values.map(|values| values.iter().map(|value| value.to_vec()).collect()),
+            columns.body.map(<[u8]>::to_vec),
         );
         assert_eq!(read, Some(response));
+        let tombstone = StoredResponse::not_retained(StatusCode::CREATED);
+        let columns = Columns::of(&tombstone);
+        assert!(columns.header_names.is_none() && columns.header_values.is_none() && columns.body.is_none());
+        assert_eq!(decode(Some(columns.status), None, None, None), Some(tombstone));
     }
 
     #[test]

@@ -8,3 +8,16 @@ pub(crate) mod schema;
 pub(crate) mod transaction;
 #[cfg(feature = "axum")]
 pub(crate) mod unkeyed;
+
+/// Whether statements stay prepared on their connection, which a pooler that works by transactions does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Prepared {
+    Kept,
+    Once,
+}
+
+impl Prepared {
+    fn kept(self) -> bool {
+        self == Self::Kept
+    }
+}

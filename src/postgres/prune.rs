@@ -2,7 +2,7 @@
 
 use sqlx::PgPool;
 
-use super::error::before_commit;
+use super::{Prepared, error::before_commit, transaction::Transaction};
 use crate::Error;
 
 /// Rows that somebody else is pruning, or taking over, are left to him.
@@ -18,7 +18,15 @@ delete from idempotency.keys
  )
 ";
 
-pub(crate) async fn prune(pool: &PgPool, limit: u32) -> Result<u64, Error> {
-    let done = sqlx::query(PRUNE).bind(i64::from(limit)).execute(pool).await.map_err(before_commit)?;
+/// Inside a transaction, so that a pooler keeps the statement's messages together.
+pub(crate) async fn prune(pool: &PgPool, limit: u32, prepared: Prepared) -> Result<u64, Error> {
+    let mut transaction = Transaction::begin(pool).await?;
+    let done = sqlx::query(PRUNE)
+        .bind(i64::from(limit))
+        .persistent(prepared.kept())
+        .execute(transaction.connection())
+        .await
+        .map_err(before_commit)?;
+    transaction.commit().await?;
     Ok(done.rows_affected())
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use sqlx::{Connection as _, Database, PgConnection, PgPool, Postgres, SqlStr, pool::PoolConnection};
+use sqlx::{Connection as _, Database, Executor as _, PgConnection, PgPool, Postgres, SqlStr, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::runtime::Handle;
 
@@ -104,6 +104,8 @@ impl Drop for Transaction {
         let _entered = self.runtime.enter();
         if !self.sound {
             connection.close_on_drop();
+            // Before the runtime is left.
+            drop(connection);
             return;
         }
         drop(self.runtime.spawn(async move {
@@ -121,4 +123,10 @@ async fn roll_back(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         Manager::rollback(connection).await?;
     }
     Ok(())
+}
+
+/// Fails if PostgreSQL has given the transaction up. To be asked before a savepoint: where SAVEPOINT itself fails, sqlx
+/// (0.9) rolls the whole transaction back, and what comes after that would be durable statement by statement.
+pub(crate) async fn probe(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    connection.execute("select 1").await.map(drop)
 }

@@ -2,7 +2,7 @@
 
 use sqlx::{PgPool, SqlSafeStr as _};
 
-use super::{error::before_commit, transaction::Transaction};
+use super::{Prepared, error::before_commit, transaction::Transaction};
 use crate::{Error, error::Ended};
 
 /// One message for both; the mark is gone when the transaction ends, however it ends.
@@ -20,8 +20,11 @@ pub(crate) async fn begin(pool: &PgPool) -> Result<Transaction, Error> {
 /// # Errors
 ///
 /// [`TransactionAborted`](crate::ErrorKind::TransactionAborted) or [`TransactionEnded`](crate::ErrorKind::TransactionEnded).
-pub(crate) async fn check(transaction: &mut Transaction) -> Result<(), Error> {
-    let marked: bool =
-        sqlx::query_scalar(IS_MARKED).fetch_one(transaction.connection()).await.map_err(before_commit)?;
+pub(crate) async fn check(transaction: &mut Transaction, prepared: Prepared) -> Result<(), Error> {
+    let marked: bool = sqlx::query_scalar(IS_MARKED)
+        .persistent(prepared.kept())
+        .fetch_one(transaction.connection())
+        .await
+        .map_err(before_commit)?;
     if marked { Ok(()) } else { Err(Error::ended(Ended::Either)) }
 }

@@ -150,22 +150,19 @@ async fn an_attempt_may_be_dropped_outside_the_runtime() {
 async fn f1_plain_sqlx_still_lends_a_connection_that_is_inside_somebodys_transaction() {
     let database = Database::fresh().await;
     let pool = database.pool_of(1).await;
-    let mut poisoned = 0;
-    for polls in 1..=40 {
-        polled(polls, pool.begin()).await;
+    let mut outside = database.connection().await;
+    // Where exactly it has to be dropped depends on how fast the server answers, so it is tried until it happens.
+    for attempt in 0..5_000 {
+        polled(attempt % 12 + 1, pool.begin()).await;
         sqlx::query("insert into effect (note) values ('autocommit?')").execute(&pool).await.unwrap();
-        let visible: i64 = sqlx::query_scalar("select count(*) from effect")
-            .fetch_one(&mut database.connection().await)
-            .await
-            .unwrap();
-        if visible == 0 {
-            poisoned += 1;
-            sqlx::raw_sql("rollback").execute(&pool).await.unwrap();
-        } else {
-            sqlx::raw_sql("truncate effect").execute(&pool).await.unwrap();
+        let visible: bool =
+            sqlx::query_scalar("select exists (select from effect)").fetch_one(&mut outside).await.unwrap();
+        if !visible {
+            return;
         }
+        sqlx::raw_sql("truncate effect").execute(&pool).await.unwrap();
     }
-    assert!(poisoned > 0, "a dropped begin() never left its transaction to the next borrower");
+    panic!("a dropped begin() never left its transaction to the next borrower");
 }
 
 /// A thousand requests, each dropped after 1 to 30 polls, on the only connection of the pool.

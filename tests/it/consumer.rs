@@ -157,7 +157,7 @@ async fn an_attempt_ends_in_one_of_three_ways_or_is_dropped() {
     };
 
     fresh("completed").await.complete(&answer).await.unwrap();
-    assert!(matches!(fresh("rejected").await.reject(&answer).await.unwrap(), Rejected::Stored));
+    assert!(matches!(fresh("rejected").await.reject(&answer).await.unwrap(), Rejected::Stored(_)));
     fresh("released").await.release().await.unwrap();
     drop(fresh("dropped").await);
 

@@ -1,0 +1,108 @@
+use std::sync::Arc;
+
+use axum::{
+    BoxError,
+    body::Body,
+    http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts},
+    response::Response,
+};
+use tracing::{debug, error};
+
+use super::{
+    capture::has_no_content,
+    layer::Config,
+    rejection::{Rejection, RejectionKind},
+};
+use crate::{IdempotentRequest, StoredResponse, Window};
+
+/// A request with a key, and how its answers look.
+pub(super) struct Exchange {
+    pub(super) config: Arc<Config>,
+    pub(super) request: IdempotentRequest,
+    /// For the replay guard, where there is one.
+    pub(super) head: Option<Parts>,
+}
+
+impl Exchange {
+    /// A handle for support tickets and traces: the same for the first answer, its replays, and what refuses its
+    /// duplicates. It tells nothing of the key to those who do not have it.
+    pub(super) fn reference(&self) -> Option<Arc<str>> {
+        let name = self.config.reference_header.as_ref()?;
+        let derived = self.request.derive_key(&format!("reference in {name}"));
+        derived.get(..24).map(Into::into)
+    }
+
+    /// The answer as it is stored.
+    pub(super) fn encode(&self, answer: StoredResponse) -> Result<StoredResponse, Rejection> {
+        match (&self.config.codec, answer.bytes()) {
+            (Some(codec), Some(body)) => match codec.encode(&self.request, body) {
+                Ok(body) => Ok(answer.with_body(body)),
+                Err(error) => Err(self.codec_failed(&error)),
+            },
+            _ => Ok(answer),
+        }
+    }
+
+    /// The stored answer with the marker. No cache may keep it, and it carries no age: it is the answer to this request.
+    pub(super) fn replay(&self, stored: StoredResponse) -> Result<Response, Rejection> {
+        let stored = match (&self.config.codec, stored.bytes()) {
+            (Some(codec), Some(body)) => match codec.decode(&self.request, body) {
+                Ok(body) => stored.with_body(body),
+                Err(error) => return Err(self.codec_failed(&error)),
+            },
+            _ => stored,
+        };
+        if let (Some(guard), Some(head)) = (&self.config.replay_guard, &self.head)
+            && !guard(head, &stored)
+        {
+            return Err(Rejection::new(
+                RejectionKind::ReplayRefused,
+                "the request was executed before, and its answer is not given to this caller",
+            ));
+        }
+        debug!(operation = %self.request.operation(), outcome = "replayed", status = stored.status().as_u16(), "replayed");
+        let body = stored.bytes().filter(|_| !has_no_content(stored.status())).cloned().unwrap_or_default();
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = stored.status();
+        let headers = response.headers_mut();
+        for (name, value) in stored.headers() {
+            headers.append(name, value.clone());
+        }
+        if !headers.contains_key(header::CACHE_CONTROL) {
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        }
+        headers.insert(self.config.marker.clone(), HeaderValue::from_static("true"));
+        self.annotate(headers, stored.window(), true);
+        Ok(response)
+    }
+
+    /// Adds what the layer was told to say about an answer; `kept` is whether there will be a replay of it.
+    pub(super) fn annotate(&self, headers: &mut HeaderMap, window: Option<Window>, kept: bool) {
+        let config = &self.config;
+        if let Some(expires) = window.filter(|_| kept).and_then(|window| window.expires) {
+            set(headers, config.expiry_header.as_ref(), || httpdate::fmt_http_date(expires));
+        }
+        if let Some(reference) = self.reference() {
+            set(headers, config.reference_header.as_ref(), || reference.to_string());
+        }
+        if !kept {
+            set(headers, config.not_retained_header.as_ref(), || "true".to_owned());
+        }
+        if config.echo_key {
+            set(headers, Some(&config.header), || self.request.key().as_str().to_owned());
+        }
+    }
+
+    fn codec_failed(&self, error: &BoxError) -> Rejection {
+        error!(operation = %self.request.operation(), %error, "the body codec failed");
+        Rejection::new(RejectionKind::Internal, "the answer cannot be stored, or the stored one cannot be read")
+    }
+}
+
+fn set(headers: &mut HeaderMap, name: Option<&HeaderName>, value: impl FnOnce() -> String) {
+    if let Some(name) = name
+        && let Ok(value) = HeaderValue::try_from(value())
+    {
+        headers.insert(name, value);
+    }
+}

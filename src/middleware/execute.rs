@@ -1,0 +1,167 @@
+//! The handler, and what becomes of its work and its answer.
+
+use axum::{
+    BoxError,
+    body::{Body, Bytes},
+    http::{Request, request::Parts, response},
+    response::Response,
+};
+use http_body::Body as HttpBody;
+use tower_service::Service;
+use tracing::{debug, error};
+
+use super::{
+    body::{Read, Whole, read},
+    capture,
+    disposition::Disposition,
+    exchange::Exchange,
+    panic,
+    rejection::{Rejection, RejectionKind},
+    service::Stop,
+    tx::{Open, Slot},
+};
+use crate::{Attempt, Operation, Rejected, StoredResponse};
+
+/// A handler's answer, as it is sent and as it is kept.
+struct Captured {
+    parts: response::Parts,
+    body: Body,
+    stored: StoredResponse,
+}
+
+/// Runs the handler in the attempt's transaction, and ends the attempt as its answer says.
+pub(super) async fn execute<S, R>(
+    exchange: &Exchange,
+    inner: S,
+    parts: Parts,
+    body: Whole,
+    attempt: Attempt,
+) -> Result<Response, Stop<S::Error>>
+where
+    S: Service<Request<Body>, Response = http::Response<R>>,
+    R: HttpBody<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    let window = attempt.window();
+    let slot = Slot::of(attempt);
+    let answered = async {
+        match call(inner, parts, Body::from(body), &slot).await {
+            Ok(response) => capture(exchange, response).await.map_err(Stop::from),
+            Err(error) => Err(Stop::Failed(error)),
+        }
+    };
+    // The key is free by the time that the client, or whoever catches panics outside, learns of the failure.
+    let captured = match panic::caught(answered).await {
+        Ok(Ok(captured)) => captured,
+        Ok(Err(stop)) => {
+            slot.release().await;
+            return Err(stop);
+        }
+        Err(payload) => {
+            slot.release().await;
+            panic::resume(payload);
+        }
+    };
+    // Only now: the body was read, so nothing of the response can still be using the connection.
+    let operation = exchange.request.operation();
+    let Some(Open::Attempt(attempt)) = slot.take().inspect_err(|rejection| blame(rejection, operation))? else {
+        return Err(Rejection::new(RejectionKind::Internal, "the request's transaction is gone").into());
+    };
+    end(exchange, attempt, captured, window).await
+}
+
+async fn end<E>(
+    exchange: &Exchange,
+    attempt: Attempt,
+    captured: Captured,
+    window: crate::Window,
+) -> Result<Response, Stop<E>> {
+    let Captured { mut parts, body, stored } = captured;
+    let disposition = exchange.config.disposition(&parts);
+    debug!(operation = %exchange.request.operation(), outcome = ?disposition, status = parts.status.as_u16(), "executed");
+    let (window, kept) = match disposition {
+        Disposition::Release => {
+            attempt.release().await?;
+            (None, false)
+        }
+        Disposition::Commit => {
+            attempt.complete(&stored).await?;
+            (Some(window), stored.bytes().is_some())
+        }
+        Disposition::Reject => match attempt.reject(&stored).await? {
+            Rejected::Stored(window) => (Some(window), stored.bytes().is_some()),
+            Rejected::Replay(stored) => return Ok(exchange.replay(stored)?),
+            Rejected::NotRetained(tombstone) => return Err(Rejection::not_retained(Some(tombstone)).into()),
+            Rejected::InProgress => return Err(Rejection::in_flight().into()),
+            Rejected::KeyReused => return Err(Rejection::key_reused().into()),
+        },
+    };
+    exchange.annotate(&mut parts.headers, window, kept);
+    Ok(Response::from_parts(parts, body))
+}
+
+/// Calls the handler with the slot in reach.
+pub(super) async fn call<S, R>(
+    mut inner: S,
+    mut parts: Parts,
+    body: Body,
+    slot: &Slot,
+) -> Result<http::Response<R>, S::Error>
+where
+    S: Service<Request<Body>, Response = http::Response<R>>,
+{
+    parts.extensions.insert(slot.clone());
+    inner.call(Request::from_parts(parts, body)).await
+}
+
+/// Reads the answer, within the limit.
+async fn capture<R>(exchange: &Exchange, response: http::Response<R>) -> Result<Captured, Rejection>
+where
+    R: HttpBody<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    let config = &exchange.config;
+    let (parts, body) = response.into_parts();
+    let refused = |kind, detail: std::borrow::Cow<'static, str>| {
+        let rejection = Rejection::new(kind, detail);
+        blame(&rejection, exchange.request.operation());
+        Err(rejection)
+    };
+    if let Some(detail) = capture::unsupported(&parts) {
+        return refused(RejectionKind::ResponseUnsupported, detail.into());
+    }
+    match read(body, config.max_response_bytes).await {
+        Read::Whole(Whole { trailers: Some(trailers), .. }) if !trailers.is_empty() => refused(
+            RejectionKind::ResponseUnsupported,
+            "the handler's answer ends with trailers, which cannot be stored".into(),
+        ),
+        Read::Whole(whole) => {
+            let stored = if config.sensitive {
+                StoredResponse::not_retained(parts.status)
+            } else {
+                exchange.encode(config.stored_headers.capture(&parts, whole.bytes.clone()))?
+            };
+            let bytes = if capture::has_no_content(parts.status) { Bytes::new() } else { whole.bytes };
+            Ok(Captured { parts, body: Body::from(bytes), stored })
+        }
+        Read::TooLarge(begun) if config.oversized_not_retained => {
+            let stored = StoredResponse::not_retained(parts.status);
+            Ok(Captured { parts, body: Body::new(begun), stored })
+        }
+        Read::TooLarge(_) => {
+            let limit = config.max_response_bytes;
+            let detail =
+                format!("the handler's answer is larger than {limit} bytes; nothing was kept, the key is free");
+            refused(RejectionKind::ResponseTooLarge, detail.into())
+        }
+        Read::Broken => refused(
+            RejectionKind::ResponseUnsupported,
+            "the handler's answer broke off; nothing was kept, the key is free".into(),
+        ),
+    }
+}
+
+/// The handler is at fault, and its operator should know.
+pub(super) fn blame(rejection: &Rejection, operation: &Operation) {
+    error!(%operation, %rejection, "the handler's answer could not be kept");
+}

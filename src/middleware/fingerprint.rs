@@ -1,0 +1,200 @@
+//! Request → fingerprint.
+
+use std::{borrow::Cow, sync::Arc};
+
+use axum::{
+    extract::OriginalUri,
+    http::{HeaderName, Uri, header, request::Parts},
+};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use serde_json::Value;
+use sha2::Sha256;
+
+use super::rejection::{Rejection, RejectionKind};
+use crate::Fingerprint;
+
+pub(super) type FingerprintFn = Arc<dyn Fn(&Parts, &[u8]) -> Fingerprint + Send + Sync>;
+
+/// What tells a retry from another request.
+#[derive(Clone, Default)]
+pub(super) struct FingerprintRules {
+    pub(super) own: Option<FingerprintFn>,
+    pub(super) canonical_json: bool,
+    /// Fields that count as well.
+    pub(super) headers: Vec<HeaderName>,
+    pub(super) secret: Option<Arc<[u8]>>,
+}
+
+impl FingerprintRules {
+    /// Refuses what has no fingerprint, before its body is read.
+    pub(super) fn admit(&self, parts: &Parts) -> Result<(), Rejection> {
+        if self.own.is_none() && essence(parts).starts_with(b"multipart/") {
+            return Err(Rejection::new(
+                RejectionKind::MultipartUnsupported,
+                "a multipart body differs on every try, by its boundary; this operation needs a fingerprint function \
+                 (IdempotencyLayer::with_fingerprint) to accept it",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Left out is what may differ between a request and its retry: who asks and when, what formats he likes, how the
+    /// bytes were framed.
+    pub(super) fn of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
+        let fingerprint = match &self.own {
+            Some(own) => own(parts, body),
+            None => self.usual(parts, body),
+        };
+        match &self.secret {
+            Some(secret) => keyed(fingerprint, secret),
+            None => fingerprint,
+        }
+    }
+
+    fn usual(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
+        let uri = original_uri(parts);
+        let essence = essence(parts);
+        let is_json = essence == b"application/json" || essence.ends_with(b"+json");
+        let canonical = if self.canonical_json && is_json { canonical(body) } else { None };
+        let body = canonical.map_or(Cow::Borrowed(body), Cow::Owned);
+        let mut fields = vec![
+            parts.method.as_str().as_bytes(),
+            uri.path().as_bytes(),
+            uri.query().unwrap_or_default().as_bytes(),
+            &essence,
+            parts.headers.get(header::CONTENT_ENCODING).map_or(&[], |value| value.as_bytes()),
+            &body,
+        ];
+        for name in &self.headers {
+            let mut count = 0_usize;
+            for value in parts.headers.get_all(name) {
+                fields.push(name.as_str().as_bytes());
+                fields.push(value.as_bytes());
+                count += 1;
+            }
+            if count == 0 {
+                // Absent is not the same as empty.
+                fields.push(name.as_str().as_bytes());
+            }
+        }
+        Fingerprint::of(fields)
+    }
+}
+
+/// Without the secret, nobody who reads the table can try out bodies until one fits.
+fn keyed(fingerprint: Fingerprint, secret: &[u8]) -> Fingerprint {
+    // HMAC takes a key of any length.
+    match Hmac::<Sha256>::new_from_slice(secret) {
+        Ok(mut mac) => {
+            mac.update(fingerprint.digest());
+            Fingerprint::from_digest(mac.finalize().into_bytes().into())
+        }
+        Err(_) => fingerprint,
+    }
+}
+
+/// The JCS form (RFC 8785) of a JSON text, in which the order of members, white space, and `1.0` for `1` make no
+/// difference. `None` if it is not JSON, or holds an integer that the form's numbers, IEEE doubles, cannot tell from
+/// its neighbours: then its bytes count.
+fn canonical(body: &[u8]) -> Option<Vec<u8>> {
+    let value: Value = serde_json::from_slice(body).ok()?;
+    if !is_exact(&value) {
+        return None;
+    }
+    serde_json_canonicalizer::to_vec(&value).ok()
+}
+
+fn is_exact(value: &Value) -> bool {
+    const LIMIT: u64 = 1 << 53;
+
+    match value {
+        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(number), _) => number <= LIMIT,
+            (None, Some(number)) => number.unsigned_abs() <= LIMIT,
+            // Written with a point or an exponent, or beyond 64 bits. Beyond 2^53 doubles skip integers.
+            (None, None) => number.as_f64().is_some_and(|number| number.abs() <= 9_007_199_254_740_992.0),
+        },
+        Value::Array(values) => values.iter().all(is_exact),
+        Value::Object(members) => members.values().all(is_exact),
+        Value::Null | Value::Bool(_) | Value::String(_) => true,
+    }
+}
+
+/// As the client sent it: a router that nests another strips the prefix that it matched.
+pub(super) fn original_uri(parts: &Parts) -> &Uri {
+    parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0)
+}
+
+/// The media type without parameters, in lower case.
+fn essence(parts: &Parts) -> Vec<u8> {
+    let value = parts.headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
+    value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii().to_ascii_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+
+    fn json(rules: &FingerprintRules, body: &str) -> Fingerprint {
+        let request = Request::post("/a").header("content-type", "application/json").body(()).expect("a request");
+        rules.of(&request.into_parts().0, body.as_bytes())
+    }
+
+    #[test]
+    fn r26_canonical_json_ignores_what_json_ignores_and_nothing_else() {
+        let rules = FingerprintRules { canonical_json: true, ..FingerprintRules::default() };
+        let of = |body| json(&rules, body);
+        for (one, other) in [
+            (r#"{"a":1,"b":[1,2]}"#, r#" { "b" : [1, 2], "a" : 1.0 } "#),
+            (r#"{"a":"é"}"#, r#"{"a":"\u00e9"}"#),
+            (r#"{"a":100}"#, r#"{"a":1e2}"#),
+        ] {
+            assert_eq!(of(one), of(other), "{one} {other}");
+        }
+        for (one, other) in [
+            (r#"{"a":null}"#, "{}"),
+            (r#"{"a":[1,2]}"#, r#"{"a":[2,1]}"#),
+            (r#"{"a":1}"#, r#"{"a":"1"}"#),
+            (r#"{"a":9007199254740992}"#, r#"{"a":9007199254740993}"#),
+            (r#"{"a":-9007199254740993}"#, r#"{"a":-9007199254740992}"#),
+            (r#"{"a":100000000000000000000001}"#, r#"{"a":100000000000000000000002}"#),
+            ("{\"a\":1", "{\"a\":1 "),
+        ] {
+            assert_ne!(of(one), of(other), "{one} {other}");
+        }
+        let bytes = FingerprintRules::default();
+        assert_ne!(json(&bytes, r#"{"a":1}"#), json(&bytes, r#"{"a": 1}"#));
+    }
+
+    #[test]
+    fn r28_a_secret_changes_what_is_stored_and_not_what_is_equal() {
+        let secret = |secret: &[u8]| FingerprintRules { secret: Some(secret.into()), ..FingerprintRules::default() };
+        let (plain, one, other) = (FingerprintRules::default(), secret(b"one"), secret(b"other"));
+        assert_eq!(json(&one, "x"), json(&one, "x"));
+        assert_ne!(json(&one, "x"), json(&one, "y"));
+        assert_ne!(json(&one, "x"), json(&plain, "x"));
+        assert_ne!(json(&one, "x"), json(&other, "x"));
+    }
+
+    #[test]
+    fn r25_a_field_counts_if_it_is_listed() {
+        let rules = FingerprintRules { headers: vec![HeaderName::from_static("x-version")], ..Default::default() };
+        let of = |rules: &FingerprintRules, values: &[&str]| {
+            let mut request = Request::post("/a");
+            for value in values {
+                request = request.header("x-version", *value);
+            }
+            rules.of(&request.body(()).expect("a request").into_parts().0, b"")
+        };
+        let all: [&[&str]; 5] = [&[], &[""], &["1"], &["2"], &["1", "2"]];
+        for (n, one) in all.iter().enumerate() {
+            assert_eq!(of(&rules, one), of(&rules, one));
+            assert_eq!(of(&FingerprintRules::default(), one), of(&FingerprintRules::default(), &[]));
+            for other in &all[n + 1..] {
+                assert_ne!(of(&rules, one), of(&rules, other), "{one:?} {other:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! A request without a key: refused, or executed in a transaction that leaves no trace.
+
+use axum::{
+    BoxError,
+    body::{Body, Bytes},
+    http::{Request, request::Parts},
+    response::Response,
+};
+use http_body::Body as HttpBody;
+use tower_service::Service;
+
+use super::{
+    disposition::Disposition,
+    execute::{blame, call},
+    layer::Config,
+    rejection::{Rejection, RejectionKind},
+    service::Stop,
+    tx::{Open, Slot},
+};
+use crate::Operation;
+
+/// Its body is not read here, and its answer is not held back: nothing of either is kept.
+pub(super) async fn keyless<S, B, R>(
+    config: &Config,
+    inner: S,
+    parts: Parts,
+    body: B,
+    operation: &Operation,
+) -> Result<Response, Stop<S::Error>>
+where
+    S: Service<Request<Body>, Response = http::Response<R>>,
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    R: HttpBody<Data = Bytes> + Send + 'static,
+    R::Error: Into<BoxError>,
+{
+    if config.required {
+        let detail = format!("this operation needs the header field {}", config.header);
+        return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
+    }
+    let slot = Slot::unbegun(config.idempotency.clone());
+    let (parts, body) = match call(inner, parts, Body::new(body), &slot).await {
+        Ok(response) => response.into_parts(),
+        Err(error) => {
+            slot.release().await;
+            return Err(Stop::Failed(error));
+        }
+    };
+    let open = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
+    if let Some(Open::Unkeyed(unkeyed)) = open {
+        match config.disposition(&parts) {
+            Disposition::Commit => unkeyed.commit().await?,
+            Disposition::Reject | Disposition::Release => unkeyed.rollback().await?,
+        }
+    }
+    Ok(Response::from_parts(parts, Body::new(body)))
+}

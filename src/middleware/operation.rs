@@ -1,0 +1,19 @@
+//! Request → operation.
+
+use axum::{extract::MatchedPath, http::request::Parts};
+
+use super::{fingerprint::original_uri, layer::Config};
+use crate::Operation;
+
+/// What the request does: what the route's layer says, or its method and template.
+pub(super) fn of(config: &Config, parts: &Parts) -> Operation {
+    if let Some(operation) = &config.operation {
+        return operation.clone();
+    }
+    let path = match parts.extensions.get::<MatchedPath>() {
+        Some(template) => template.as_str(),
+        // Outside a router, or under a service nested in one, nobody knows the template.
+        None => original_uri(parts).path(),
+    };
+    Operation::new(format!("{} {path}", parts.method))
+}

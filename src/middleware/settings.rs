@@ -1,0 +1,246 @@
+//! The settings of [`IdempotencyLayer`]: a bare word sets a value, `with_` swaps a function.
+
+use std::{ops::RangeInclusive, sync::Arc};
+
+use axum::{
+    http::{HeaderName, HeaderValue, Method, header::InvalidHeaderValue, request::Parts, response},
+    response::Response,
+};
+
+use super::{
+    codec::BodyCodec, disposition::Disposition, header::KeyFormat, layer::IdempotencyLayer, rejection::Rejection,
+};
+use crate::{Fingerprint, IdempotencyKey, Operation, StoredResponse};
+
+/// # What is handled
+impl IdempotencyLayer {
+    /// The name of what the route does. Default: the method and the route's template, such as
+    /// `POST /charges/{id}/refund`, or the path itself outside an axum router.
+    ///
+    /// The default changes when a route is renamed, and its keys are forgotten with it.
+    pub fn operation(self, name: impl Into<Operation>) -> Self {
+        self.with(|config| config.operation = Some(name.into()))
+    }
+
+    /// A request without a key is refused with 400. This is the default.
+    pub fn required(self) -> Self {
+        self.with(|config| config.required = true)
+    }
+
+    /// A request without a key is executed in a plain transaction, and not remembered. A key that is there but not
+    /// valid is refused all the same.
+    pub fn optional(self) -> Self {
+        self.with(|config| config.required = false)
+    }
+
+    /// The methods that the layer handles; requests with others pass through untouched. Default: POST and PATCH.
+    ///
+    /// GET, HEAD, OPTIONS, TRACE and CONNECT pass through even if they are listed.
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+        let listed = methods.into_iter().filter(|method| !method.is_safe() && method != Method::CONNECT);
+        self.with(|config| config.methods = listed.collect())
+    }
+
+    /// A request whose client goes away, or that an outer timeout gives up, is rolled back, and its key is free. For
+    /// handlers that are not worth finishing for nobody.
+    ///
+    /// Default: it is finished in the background, so that the client's retry finds it done; otherwise a client whose
+    /// patience is shorter than the handler could retry for ever.
+    pub fn cancel_on_disconnect(self) -> Self {
+        self.with(|config| config.cancel_on_disconnect = true)
+    }
+
+    /// The largest request body, in bytes; more is refused with 413 before anything is claimed. Default: 1 MiB.
+    ///
+    /// It holds for requests with a key, whose body is read before the handler sees it. axum's `DefaultBodyLimit`
+    /// applies to the handler's extractors besides: the smaller one counts.
+    pub fn max_request_bytes(self, limit: usize) -> Self {
+        self.with(|config| config.max_request_bytes = limit)
+    }
+}
+
+/// # Keys
+impl IdempotencyLayer {
+    /// The name of the header field. Default: `Idempotency-Key`.
+    pub fn header(self, name: HeaderName) -> Self {
+        self.with(|config| config.header = name)
+    }
+
+    /// Accepts keys in double quotes only, as the IETF draft has them. Default: bare keys as well, which is what
+    /// nearly every client sends; both forms of a value are one key.
+    pub fn strict(self) -> Self {
+        self.with(|config| config.key.strict = true)
+    }
+
+    /// How many characters a key may have; a key of another length is refused, never cut. Default: 1 to 255. Bounds
+    /// beyond 1 and [`IdempotencyKey::MAX_LEN`] count as those.
+    pub fn key_length(self, length: RangeInclusive<usize>) -> Self {
+        let longest = (*length.end()).clamp(1, IdempotencyKey::MAX_LEN);
+        let shortest = (*length.start()).clamp(1, longest);
+        self.with(|config| config.key.length = shortest..=longest)
+    }
+
+    /// Accepts spaces inside keys in double quotes. Default: they are refused, since proxies and logs mangle them.
+    pub fn spaces_in_keys(self) -> Self {
+        self.with(|config| config.key.spaces = true)
+    }
+
+    /// Keys have to be UUIDs with hyphens; upper and lower case are one key. Default: any key.
+    pub fn uuid_keys(self) -> Self {
+        self.with(|config| config.key.format = KeyFormat::Uuid)
+    }
+
+    /// Keys have to pass `check`; others are refused with 400. Default: any key.
+    pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|config| config.key.format = KeyFormat::Checked(Arc::new(check)))
+    }
+}
+
+/// # What tells a retry from another request
+impl IdempotencyLayer {
+    /// JSON bodies are compared by what they say and not by their bytes, in their canonical form (RFC 8785): order of
+    /// members, white space and `1.0` for `1` make no difference. Default: the bytes.
+    ///
+    /// Numbers are compared as IEEE doubles. A body with an integer beyond 2^53, which those cannot tell from its
+    /// neighbours, is compared by its bytes, and so is one that is not JSON. Of members with the same name the last one
+    /// counts.
+    pub fn canonical_json(self) -> Self {
+        self.with(|config| config.fingerprint.canonical_json = true)
+    }
+
+    /// Header fields that belong to what is asked, such as an API version. Default: none but `Content-Type`, without
+    /// parameters, and `Content-Encoding`.
+    pub fn fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with(|config| config.fingerprint.headers = names.into_iter().collect())
+    }
+
+    /// Stores fingerprints as their HMAC under `secret`, so that nobody who reads the table can find a short body by
+    /// trying. Changing the secret turns retries of what was stored before into 422.
+    pub fn fingerprint_secret(self, secret: impl AsRef<[u8]>) -> Self {
+        self.with(|config| config.fingerprint.secret = Some(secret.as_ref().into()))
+    }
+
+    /// What tells a retry from another request. Default: method, path, query, `Content-Type` without parameters,
+    /// `Content-Encoding`, and the bytes of the body.
+    ///
+    /// Multipart bodies, whose bytes differ on every try, are accepted only with such a function.
+    pub fn with_fingerprint(self, fingerprint: impl Fn(&Parts, &[u8]) -> Fingerprint + Send + Sync + 'static) -> Self {
+        self.with(|config| config.fingerprint.own = Some(Arc::new(fingerprint)))
+    }
+}
+
+/// # What is kept
+impl IdempotencyLayer {
+    /// What becomes of an answer that does not say so itself. Default: [`Disposition::of`] its status.
+    pub fn with_disposition(
+        self,
+        disposition: impl Fn(&response::Parts) -> Disposition + Send + Sync + 'static,
+    ) -> Self {
+        self.with(|config| config.disposition = Some(Arc::new(disposition)))
+    }
+
+    /// The largest answer that is kept, in bytes of its body. A larger one is rolled back and answered with 500.
+    /// Default: 1 MiB.
+    pub fn max_response_bytes(self, limit: usize) -> Self {
+        self.with(|config| config.max_response_bytes = limit)
+    }
+
+    /// An answer over the limit is given to its caller, whole, and its effects are kept; a later duplicate gets 409
+    /// `response-not-retained` and is not executed. Default: it is rolled back and answered with 500.
+    pub fn oversized_not_retained(self) -> Self {
+        self.with(|config| config.oversized_not_retained = true)
+    }
+
+    /// Answers are not kept at all, for those that must not lie in a database: a later duplicate gets 409
+    /// `response-not-retained` and is not executed.
+    pub fn sensitive(self) -> Self {
+        self.with(|config| config.sensitive = true)
+    }
+
+    /// Header fields that are not kept, besides those that never are: hop-by-hop ones, `Date`, credentials,
+    /// `Set-Cookie`, tracing, rate limits, `Cache-Control`.
+    pub fn never_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with(|config| config.stored_headers.never.extend(names))
+    }
+
+    /// Header fields that are kept although they are not as a rule, such as `Set-Cookie` or `Cache-Control`. Those of
+    /// the connection and the message's length cannot be.
+    pub fn always_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with(|config| config.stored_headers.always.extend(names))
+    }
+
+    /// Keeps these header fields and no others, besides those of [`always_store`](Self::always_store). Default: all
+    /// but those that are never kept.
+    pub fn only_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.with(|config| config.stored_headers.only = Some(names.into_iter().collect()))
+    }
+
+    /// How bodies lie in the database. Default: as they are.
+    pub fn with_body_codec(self, codec: impl BodyCodec) -> Self {
+        self.with(|config| config.codec = Some(Arc::new(codec)))
+    }
+}
+
+/// # What clients are told
+impl IdempotencyLayer {
+    /// Whether this caller may have this stored answer now; if not, he gets 403 `replay-refused`. Default: he may, since
+    /// the key is his owner's. For rights that may have been taken away since: the first answer was given under those
+    /// of then.
+    pub fn with_replay_guard(self, guard: impl Fn(&Parts, &StoredResponse) -> bool + Send + Sync + 'static) -> Self {
+        self.with(|config| config.replay_guard = Some(Arc::new(guard)))
+    }
+
+    /// The header field that marks a replay, with the value `true`. Default: `Idempotent-Replayed`.
+    pub fn replay_marker(self, name: HeaderName) -> Self {
+        self.with(|config| config.marker = name)
+    }
+
+    /// A header field that says until when the answer is replayed, on first answers and replays alike: an HTTP date, by
+    /// the database's clock. `Idempotency-Expires` is a good name. Default: none.
+    pub fn expiry_header(self, name: HeaderName) -> Self {
+        self.with(|config| config.expiry_header = Some(name))
+    }
+
+    /// A header field with an opaque reference that is the same for a first answer, its replays, and the refusals of its
+    /// duplicates (there also as `reference` in the problem document), for support tickets and traces.
+    /// `Idempotency-Reference` is a good name. Default: none.
+    pub fn reference_header(self, name: HeaderName) -> Self {
+        self.with(|config| config.reference_header = Some(name))
+    }
+
+    /// A header field, with the value `true`, on answers that will *not* be replayed: the key is free again, or the
+    /// answer was not retained. `Idempotency-Not-Retained` is a good name. Default: none.
+    pub fn not_retained_header(self, name: HeaderName) -> Self {
+        self.with(|config| config.not_retained_header = Some(name))
+    }
+
+    /// Answers repeat the key, in the header field that it came in; refusals do not. Default: nothing does.
+    pub fn echo_key(self) -> Self {
+        self.with(|config| config.echo_key = true)
+    }
+
+    /// What problem types begin with; the name of the condition, such as `key-reused`, is appended. Must be an
+    /// absolute URI. Default: [`Rejection::PROBLEM_BASE`].
+    pub fn problem_base(self, base: impl Into<Arc<str>>) -> Self {
+        self.with(|config| config.problem_base = base.into())
+    }
+
+    /// A page that describes the API's use of keys: refusals link to it, by `Link: <url>; rel="describedby"`. Default:
+    /// none.
+    ///
+    /// # Errors
+    ///
+    /// The URL holds what a header field cannot.
+    pub fn documentation(self, url: &str) -> Result<Self, InvalidHeaderValue> {
+        let link = HeaderValue::try_from(format!("<{url}>; rel=\"describedby\"; type=\"text/html\""))?;
+        Ok(self.with(|config| config.documentation = Some(link)))
+    }
+
+    /// How the layer's own refusals look. Default: problem documents (RFC 9457).
+    ///
+    /// The status may be another one, such as 409 instead of 422, as long as it is 4xx or 5xx; otherwise the refusal's
+    /// own is set. The [`Rejection`] is put into the response's extensions afterwards.
+    pub fn with_rejection_response(self, render: impl Fn(&Rejection) -> Response + Send + Sync + 'static) -> Self {
+        self.with(|config| config.rejection = Some(Arc::new(render)))
+    }
+}
