@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -9,7 +10,7 @@ use std::{
 use axum::{
     BoxError,
     body::{Body, Bytes},
-    http::HeaderMap,
+    http::{HeaderMap, StatusCode},
 };
 use bytes::BytesMut;
 use http_body::{Body as HttpBody, Frame};
@@ -80,6 +81,32 @@ impl From<Whole> for Body {
     }
 }
 
+/// The body of an answer with this status: nothing at all where the status allows no content, and there, unlike an
+/// empty body, without a length that axum would announce (RFC 9110 section 8.6).
+pub(super) fn for_status(status: StatusCode, bytes: Bytes) -> Body {
+    match status {
+        StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Body::new(Nothing),
+        StatusCode::RESET_CONTENT => Body::empty(),
+        _ => Body::from(bytes),
+    }
+}
+
+/// Ends at once, and does not say how long it is.
+struct Nothing;
+
+impl HttpBody for Nothing {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(None)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        true
+    }
+}
+
 /// A body of which a beginning was read: that, and then the rest.
 pub(super) struct Begun<B> {
     frames: VecDeque<Bytes>,
@@ -104,7 +131,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, task::Waker};
+    use std::task::Waker;
 
     use super::*;
 

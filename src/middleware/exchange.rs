@@ -2,14 +2,13 @@ use std::sync::Arc;
 
 use axum::{
     BoxError,
-    body::Body,
     http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts},
     response::Response,
 };
 use tracing::{debug, error};
 
 use super::{
-    capture::has_no_content,
+    body::for_status,
     layer::Config,
     rejection::{Rejection, RejectionKind},
 };
@@ -61,8 +60,7 @@ impl Exchange {
             ));
         }
         debug!(operation = %self.request.operation(), outcome = "replayed", status = stored.status().as_u16(), "replayed");
-        let body = stored.bytes().filter(|_| !has_no_content(stored.status())).cloned().unwrap_or_default();
-        let mut response = Response::new(Body::from(body));
+        let mut response = Response::new(for_status(stored.status(), stored.bytes().cloned().unwrap_or_default()));
         *response.status_mut() = stored.status();
         let headers = response.headers_mut();
         for (name, value) in stored.headers() {

@@ -3,7 +3,7 @@
 use axum::{
     BoxError,
     body::{Body, Bytes},
-    http::{Request, request::Parts, response},
+    http::{Request, header, request::Parts, response},
     response::Response,
 };
 use http_body::Body as HttpBody;
@@ -11,7 +11,7 @@ use tower_service::Service;
 use tracing::{debug, error};
 
 use super::{
-    body::{Read, Whole, read},
+    body::{Read, Whole, for_status, read},
     capture,
     disposition::Disposition,
     exchange::Exchange,
@@ -121,7 +121,7 @@ where
     R::Error: Into<BoxError>,
 {
     let config = &exchange.config;
-    let (parts, body) = response.into_parts();
+    let (mut parts, body) = response.into_parts();
     let refused = |kind, detail: std::borrow::Cow<'static, str>| {
         let rejection = Rejection::new(kind, detail);
         blame(&rejection, exchange.request.operation());
@@ -141,8 +141,12 @@ where
             } else {
                 exchange.encode(config.stored_headers.capture(&parts, whole.bytes.clone()))?
             };
-            let bytes = if capture::has_no_content(parts.status) { Bytes::new() } else { whole.bytes };
-            Ok(Captured { parts, body: Body::from(bytes), stored })
+            if capture::has_no_content(parts.status) {
+                // What the handler's body had.
+                parts.headers.remove(header::CONTENT_LENGTH);
+            }
+            let body = for_status(parts.status, whole.bytes);
+            Ok(Captured { parts, body, stored })
         }
         Read::TooLarge(begun) if config.oversized_not_retained => {
             let stored = StoredResponse::not_retained(parts.status);

@@ -5,6 +5,7 @@
 
 mod support;
 
+mod answers;
 mod api;
 mod cancellation;
 mod concurrency;
@@ -16,6 +17,7 @@ mod examples;
 mod expiry;
 mod faults;
 mod key_reuse;
+mod keys;
 mod limits;
 mod migrations;
 mod replay;

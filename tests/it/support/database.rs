@@ -94,6 +94,10 @@ impl Database {
         self.pool_of(10).await
     }
 
+    pub fn pool_lazily(&self) -> PgPool {
+        PgPoolOptions::new().max_connections(4).connect_lazy_with(self.options())
+    }
+
     pub async fn pool_of(&self, connections: u32) -> PgPool {
         Self::pool_with(self.options(), connections).await
     }

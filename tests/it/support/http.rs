@@ -61,6 +61,12 @@ impl Ask {
     }
 }
 
+impl From<Request<Body>> for Ask {
+    fn from(request: Request<Body>) -> Self {
+        Self(request)
+    }
+}
+
 /// An answer that was read to its end.
 #[derive(Debug, Clone)]
 pub struct Reply {

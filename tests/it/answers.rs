@@ -1,0 +1,545 @@
+//! R42 to R58: what is kept of an answer, what a replay looks like, and what refusals say.
+
+use axum::{
+    Router,
+    body::Body,
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::post as route,
+};
+use axum_idempotency::{
+    BodyCodec, Disposition, Idempotency, IdempotencyLayer, IdempotentRequest, RejectionKind, Retention, Tx,
+};
+use futures_util::stream;
+use serde_json::json;
+
+use crate::support::{
+    Database, Gate, Reply, Runs, answering, app, app_with, create, effect, layer, post, reply, serve,
+};
+
+fn name(name: &'static str) -> HeaderName {
+    HeaderName::from_static(name)
+}
+
+async fn plain(database: &Database) -> IdempotencyLayer {
+    layer(Idempotency::new(database.pool().await))
+}
+
+#[tokio::test]
+async fn r42_f30_an_oversized_answer_may_be_given_whole_and_not_retained() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database).await.max_response_bytes(1_000).oversized_not_retained();
+    let app = app_with(idempotent.not_retained_header(name("x-not-retained")), |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        let frames = (0..30).map(|n| Ok::<_, std::io::Error>(format!("{n:0100}")));
+        drop(tx);
+        (StatusCode::CREATED, Body::from_stream(stream::iter(frames)))
+    });
+    let first = reply(&app, post("/things").key("k")).await;
+    assert_eq!((first.status, first.body.len()), (StatusCode::CREATED, 3_000));
+    assert!(first.text().ends_with("29"));
+    assert_eq!(first.headers["x-not-retained"], "true");
+    assert_eq!(database.effects().await, 1);
+
+    for _ in 0..2 {
+        let retry = reply(&app, post("/things").key("k")).await;
+        retry.assert_refused(RejectionKind::ResponseNotRetained);
+        assert_eq!(retry.status, StatusCode::CONFLICT);
+        assert!(retry.text().contains("GMT"), "it names the time of the first: {}", retry.text());
+    }
+    reply(&app, post("/things").key("k").body("other")).await.assert_refused(RejectionKind::KeyReused);
+    assert_eq!(database.effects().await, 1);
+}
+
+#[tokio::test]
+async fn r42_an_oversized_answer_that_uses_the_connection_to_its_end_is_refused() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database).await.max_response_bytes(10).oversized_not_retained();
+    let app = app_with(idempotent, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        let frames = stream::iter(0..5).map_with(tx);
+        Body::from_stream(frames)
+    });
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::ConnectionHeld);
+    assert_eq!(database.effects().await, 0);
+}
+
+/// A stream that holds on to something until it ends.
+trait MapWith: Sized + futures_util::Stream<Item = i32> {
+    fn map_with<T>(self, held: T) -> impl futures_util::Stream<Item = Result<String, std::io::Error>> {
+        use futures_util::StreamExt as _;
+        self.map(move |_| {
+            let _held = &held;
+            Ok("x".repeat(10))
+        })
+    }
+}
+
+impl<S: futures_util::Stream<Item = i32>> MapWith for S {}
+
+#[tokio::test]
+async fn r43_a_sensitive_route_keeps_no_answer() {
+    let database = Database::fresh().await;
+    let app = app_with(plain(&database).await.sensitive(), |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        (StatusCode::CREATED, [("x-secret", "token-1")], "token-1")
+    });
+    assert_eq!(reply(&app, post("/things").key("k")).await.text(), "token-1");
+    let stored: String = sqlx::query_scalar("select keys::text from idempotency.keys")
+        .fetch_one(&mut database.connection().await)
+        .await
+        .unwrap();
+    assert!(!stored.contains("token-1"), "{stored}");
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::ResponseNotRetained);
+    assert_eq!(database.effects().await, 1);
+
+    let declining = app_with(plain(&database).await.sensitive().operation("declining"), answering(402));
+    assert_eq!(reply(&declining, post("/things").key("k")).await.status, StatusCode::PAYMENT_REQUIRED);
+    reply(&declining, post("/things").key("k")).await.assert_refused(RejectionKind::ResponseNotRetained);
+}
+
+#[tokio::test]
+async fn a_waiting_duplicate_of_an_answer_that_is_not_retained_is_told_so() {
+    let database = Database::fresh().await;
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app_with(plain(&database).await.sensitive(), move |_tx: Tx| async move {
+        inside.pass().await;
+        "secret"
+    });
+    let ask = || {
+        let app = app.clone();
+        tokio::spawn(async move { reply(&app, post("/things").key("k")).await })
+    };
+    let first = ask();
+    gate.entered().await;
+    let duplicate = ask();
+    crate::support::settle().await;
+    gate.open();
+    assert_eq!(first.await.unwrap().text(), "secret");
+    duplicate.await.unwrap().assert_refused(RejectionKind::ResponseNotRetained);
+}
+
+#[tokio::test]
+async fn r44_to_r54_fields_are_kept_dropped_and_made_anew_over_http_1_and_2() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, || async {
+        let mut response: Response = (StatusCode::CREATED, vec![0, 255, 1]).into_response();
+        for (name, value) in [
+            ("etag", "\"v1\""),
+            ("last-modified", "Sun, 06 Nov 1994 08:49:37 GMT"),
+            ("location", "/things/1"),
+            ("content-language", "de"),
+            ("vary", "accept"),
+            ("repr-digest", "sha-256=:x:"),
+            ("retry-after", "7"),
+            ("x-own", "1"),
+            ("x-own", "2"),
+            ("cache-control", "max-age=60"),
+            ("expires", "Sun, 06 Nov 1994 08:49:37 GMT"),
+            ("pragma", "no-cache"),
+            ("set-cookie", "a=1"),
+            ("age", "5"),
+            ("date", "Sun, 06 Nov 1994 08:49:37 GMT"),
+            ("server", "own"),
+            ("via", "1.1 x"),
+            ("x-request-id", "1"),
+            ("traceparent", "00"),
+            ("ratelimit-remaining", "3"),
+            ("x-ratelimit-limit", "3"),
+            ("strict-transport-security", "max-age=1"),
+            ("signature", "x"),
+            ("www-authenticate", "Basic"),
+        ] {
+            response.headers_mut().append(name, HeaderValue::from_static(value));
+        }
+        response
+    });
+    let address = serve(app).await;
+    let clients = [
+        reqwest::Client::builder().http1_only().build().unwrap(),
+        reqwest::Client::builder().http2_prior_knowledge().build().unwrap(),
+    ];
+    let ask = |client: &reqwest::Client| {
+        client
+            .post(format!("http://{address}/things"))
+            .header("x-owner", "alice")
+            .header("idempotency-key", "k")
+            .header("if-match", "\"v0\"")
+            .send()
+    };
+    let first = ask(&clients[0]).await.unwrap();
+    assert_eq!(first.headers()["set-cookie"], "a=1", "the first answer is the handler's own");
+    for client in clients {
+        let replay = ask(&client).await.unwrap();
+        assert_eq!(replay.status(), StatusCode::CREATED);
+        let headers = replay.headers();
+        for kept in ["etag", "last-modified", "location", "content-language", "vary", "repr-digest", "retry-after"] {
+            assert!(headers.contains_key(kept), "{kept}");
+        }
+        assert_eq!(headers.get_all("x-own").iter().collect::<Vec<_>>(), ["1", "2"]);
+        assert_eq!(headers["cache-control"], "no-store");
+        assert_eq!(headers["content-length"], "3");
+        assert_ne!(headers["date"], "Sun, 06 Nov 1994 08:49:37 GMT", "a replay has its own date");
+        for dropped in [
+            "expires",
+            "pragma",
+            "set-cookie",
+            "age",
+            "server",
+            "via",
+            "x-request-id",
+            "traceparent",
+            "ratelimit-remaining",
+            "x-ratelimit-limit",
+            "strict-transport-security",
+            "signature",
+            "www-authenticate",
+            "transfer-encoding",
+            "connection",
+        ] {
+            assert!(!headers.contains_key(dropped), "{dropped}");
+        }
+        assert_eq!(replay.bytes().await.unwrap(), &[0, 255, 1][..]);
+    }
+}
+
+#[tokio::test]
+async fn r48_204_205_and_304_are_the_same_first_and_replayed_over_http_1_and_2() {
+    for status in [204, 205, 304] {
+        let database = Database::fresh().await;
+        let app = app_with(plain(&database).await.with_disposition(|_| Disposition::Commit), move || async move {
+            (StatusCode::from_u16(status).unwrap(), [("x-own", "1")], "no content belongs here")
+        });
+        let address = serve(app).await;
+        for client in [
+            reqwest::Client::builder().http1_only().build().unwrap(),
+            reqwest::Client::builder().http2_prior_knowledge().build().unwrap(),
+        ] {
+            for _ in 0..2 {
+                let ask = client.post(format!("http://{address}/things"));
+                let answer = ask.header("x-owner", "alice").header("idempotency-key", "k").send().await.unwrap();
+                assert_eq!(answer.status(), status);
+                assert_eq!(answer.headers()["x-own"], "1");
+                assert!(!answer.headers().contains_key("transfer-encoding"));
+                let length = answer.headers().get("content-length").cloned();
+                if status == 205 {
+                    assert!(length.is_none_or(|length| length == "0"));
+                } else {
+                    assert_eq!(length, None, "{status}");
+                }
+                assert_eq!(answer.text().await.unwrap(), "");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn r46_r50_fields_that_are_left_out_as_a_rule_can_be_kept_and_lines_stay_apart() {
+    let database = Database::fresh().await;
+    let idempotent =
+        plain(&database).await.always_store([header::SET_COOKIE, header::CACHE_CONTROL]).never_store([header::ETAG]);
+    let app = app_with(idempotent, || async {
+        let mut response = Response::new(Body::from("x"));
+        for (name, value) in
+            [("set-cookie", "a=1; Path=/, x"), ("set-cookie", "b=2"), ("cache-control", "private"), ("etag", "\"v\"")]
+        {
+            response.headers_mut().append(name, HeaderValue::from_static(value));
+        }
+        response
+    });
+    reply(&app, post("/things").key("k")).await;
+    let replay = reply(&app, post("/things").key("k")).await;
+    assert_eq!(replay.headers.get_all("set-cookie").iter().collect::<Vec<_>>(), ["a=1; Path=/, x", "b=2"]);
+    assert_eq!(replay.headers.get_all("cache-control").iter().collect::<Vec<_>>(), ["private"]);
+    assert!(!replay.headers.contains_key("etag"));
+}
+
+#[tokio::test]
+async fn r27_a_multipart_body_is_refused_before_it_is_read_unless_there_is_a_fingerprint_for_it() {
+    let database = Database::fresh().await;
+    let multipart = |body: &'static str| {
+        post("/things").key("k").header("content-type", "multipart/form-data; boundary=x").body(body)
+    };
+    let without = app_with(plain(&database).await, create);
+    let endless = Body::from_stream(stream::pending::<Result<String, std::io::Error>>());
+    let refused = reply(&without, multipart("").body(endless)).await;
+    refused.assert_refused(RejectionKind::MultipartUnsupported);
+    assert!(refused.text().contains("with_fingerprint"));
+    assert_eq!(database.rows().await, []);
+
+    let with = app_with(
+        plain(&database).await.with_fingerprint(|parts, _| axum_idempotency::Fingerprint::of([parts.uri.path()])),
+        create,
+    );
+    assert_eq!(reply(&with, multipart("boundary-1")).await.status, StatusCode::CREATED);
+    assert!(reply(&with, multipart("boundary-2")).await.replayed());
+}
+
+#[tokio::test]
+async fn r26_r25_r28_the_settings_for_fingerprints_apply_over_http() {
+    let database = Database::fresh().await;
+    let ask = |body: &'static str| post("/things").key("k").header("content-type", "application/json").body(body);
+    let json = app_with(plain(&database).await.operation("json").canonical_json(), create);
+    reply(&json, ask(r#"{"a":1,"b":2}"#)).await;
+    assert!(reply(&json, ask(r#"{ "b": 2.0, "a": 1 }"#)).await.replayed());
+    reply(&json, ask(r#"{"a":1,"b":3}"#)).await.assert_refused(RejectionKind::KeyReused);
+
+    let versioned =
+        app_with(plain(&database).await.operation("versioned").fingerprint_headers([name("x-version")]), create);
+    reply(&versioned, ask("{}").header("x-version", "1")).await;
+    assert!(reply(&versioned, ask("{}").header("x-version", "1")).await.replayed());
+    reply(&versioned, ask("{}").header("x-version", "2")).await.assert_refused(RejectionKind::KeyReused);
+
+    let secret = app_with(plain(&database).await.operation("secret").fingerprint_secret("pepper"), create);
+    reply(&secret, ask("{}")).await;
+    assert!(reply(&secret, ask("{}")).await.replayed());
+    reply(&secret, ask("[]")).await.assert_refused(RejectionKind::KeyReused);
+}
+
+#[tokio::test]
+async fn the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_the_row_says() {
+    let database = Database::fresh().await;
+    let expires = name("idempotency-expires");
+    let idempotent =
+        |retention| layer(Idempotency::new(database.pool_lazily()).retention(retention)).expiry_header(expires.clone());
+    for status in [201, 402] {
+        let day = app_with(idempotent(Retention::DAY).operation(format!("day-{status}")), answering(status));
+        let first = reply(&day, post("/things").key("k")).await;
+        let replay = reply(&day, post("/things").key("k")).await;
+        assert!(replay.replayed());
+        assert_eq!(first.headers[&expires], replay.headers[&expires]);
+        let stored: String = sqlx::query_scalar(
+            "select to_char(date_trunc('second', expires_at at time zone 'UTC'), 'Dy, DD Mon YYYY HH24:MI:SS \"GMT\"')
+               from idempotency.keys where operation = $1",
+        )
+        .bind(format!("day-{status}"))
+        .fetch_one(&mut database.connection().await)
+        .await
+        .unwrap();
+        assert_eq!(first.headers[&expires], stored);
+    }
+    let forever = app_with(idempotent(Retention::forever()).operation("forever"), create);
+    assert!(!reply(&forever, post("/things").key("k")).await.headers.contains_key(&expires));
+    let released = app_with(idempotent(Retention::DAY).operation("released"), answering(404));
+    assert!(!reply(&released, post("/things").key("k")).await.headers.contains_key(&expires));
+}
+
+#[tokio::test]
+async fn a_reference_links_a_replay_and_refusals_to_the_first_request() {
+    let database = Database::fresh().await;
+    let reference = name("idempotency-reference");
+    let idempotency = Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject);
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app_with(layer(idempotency).reference_header(reference.clone()), move |_tx: Tx| async move {
+        inside.pass().await;
+        "done"
+    });
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { reply(&app, post("/things").key("some-key")).await }
+    });
+    gate.entered().await;
+    let in_flight = reply(&app, post("/things").key("some-key")).await;
+    in_flight.assert_refused(RejectionKind::InFlight);
+    gate.open();
+    let first = first.await.unwrap();
+    let replay = reply(&app, post("/things").key("some-key")).await;
+    let reused = reply(&app, post("/things").key("some-key").body("other")).await;
+    let given = first.headers[&reference].to_str().unwrap().to_owned();
+    assert_eq!(given.len(), 24);
+    assert!(!given.contains("some-key"));
+    for (reply, in_document) in [(&replay, false), (&in_flight, true), (&reused, true)] {
+        assert_eq!(reply.headers[&reference], given);
+        if in_document {
+            assert_eq!(reply.json()["reference"], given);
+        }
+    }
+    gate.open();
+    let other = reply(&app, post("/things").key("some-key").owner("bob")).await;
+    assert_ne!(other.headers[&reference], given, "another owner's is another");
+    let missing = reply(&app, post("/things")).await;
+    assert!(!missing.headers.contains_key(&reference));
+}
+
+#[tokio::test]
+async fn a_header_says_when_an_answer_will_not_be_replayed() {
+    let database = Database::fresh().await;
+    for (status, kept) in [(201, true), (402, true), (404, false), (500, false)] {
+        let idempotent = plain(&database).await.operation(status.to_string()).not_retained_header(name("x-gone"));
+        let app = app_with(idempotent, answering(status));
+        let first = reply(&app, post("/things").key("k")).await;
+        assert_eq!(first.headers.contains_key("x-gone"), !kept, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn r21_the_key_is_repeated_only_if_asked_for_and_never_in_a_refusal() {
+    let database = Database::fresh().await;
+    let silent = app_with(plain(&database).await, create);
+    assert!(!reply(&silent, post("/things").key("k1")).await.headers.contains_key("idempotency-key"));
+    let echoing = app_with(plain(&database).await.echo_key(), create);
+    assert_eq!(reply(&echoing, post("/things").key("\"k2\"")).await.headers["idempotency-key"], "k2");
+    assert_eq!(reply(&echoing, post("/things").key("k2")).await.headers["idempotency-key"], "k2");
+    let refused = reply(&echoing, post("/things").key("k2").body("other")).await;
+    assert!(!refused.headers.contains_key("idempotency-key") && !refused.text().contains("k2"));
+}
+
+#[tokio::test]
+async fn r44_the_marker_can_have_another_name() {
+    let database = Database::fresh().await;
+    let app = app_with(plain(&database).await.replay_marker(name("x-replay")), create);
+    assert!(!reply(&app, post("/things").key("k")).await.headers.contains_key("x-replay"));
+    let replay = reply(&app, post("/things").key("k")).await;
+    assert_eq!(replay.headers["x-replay"], "true");
+    assert!(!replay.headers.contains_key("idempotent-replayed"));
+}
+
+#[tokio::test]
+async fn f63_a_guard_refuses_a_replay_to_whom_the_rights_were_taken_away() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database).await.with_replay_guard(|parts, stored| {
+        assert_eq!(stored.status(), StatusCode::CREATED);
+        parts.headers.get("x-role").is_some_and(|role| role == "admin")
+    });
+    let app = app_with(idempotent, create);
+    assert_eq!(reply(&app, post("/things").key("k").header("x-role", "none")).await.status, 201, "no replay yet");
+    assert!(reply(&app, post("/things").key("k").header("x-role", "admin")).await.replayed());
+    let refused = reply(&app, post("/things").key("k").header("x-role", "none")).await;
+    refused.assert_refused(RejectionKind::ReplayRefused);
+    assert_eq!(database.effects().await, 1);
+}
+
+/// Turns bodies round, and says whose they are.
+struct Backwards;
+
+impl BodyCodec for Backwards {
+    fn encode(&self, request: &IdempotentRequest, body: &[u8]) -> Result<Vec<u8>, axum::BoxError> {
+        if body == b"cannot be encoded" {
+            return Err("no".into());
+        }
+        let mut stored = request.key().as_str().as_bytes().to_vec();
+        stored.push(b':');
+        stored.extend(body.iter().rev());
+        Ok(stored)
+    }
+
+    fn decode(&self, request: &IdempotentRequest, stored: &[u8]) -> Result<Vec<u8>, axum::BoxError> {
+        let prefix = format!("{}:", request.key().as_str());
+        let body = stored.strip_prefix(prefix.as_bytes()).ok_or("another row's body")?;
+        Ok(body.iter().rev().copied().collect())
+    }
+}
+
+#[tokio::test]
+async fn a_body_codec_decides_how_bodies_lie_in_the_database() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app_with(layer(idempotency).with_body_codec(Backwards), move |_tx: Tx, body: String| async move {
+        inside.pass().await;
+        body
+    });
+    let ask = |key: &'static str, body: &'static str| {
+        let app = app.clone();
+        tokio::spawn(async move { reply(&app, post("/things").key(key).body(body)).await })
+    };
+    let first = ask("k", "hello");
+    gate.entered().await;
+    let duplicate = ask("k", "hello");
+    crate::support::settle().await;
+    gate.open();
+    assert_eq!(first.await.unwrap().text(), "hello");
+    assert_eq!(duplicate.await.unwrap().text(), "hello", "out of memory");
+    assert_eq!(ask("k", "hello").await.unwrap().text(), "hello", "out of the database");
+    let mut connection = database.connection().await;
+    let stored: Vec<u8> =
+        sqlx::query_scalar("select body from idempotency.keys").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(stored, b"k:olleh");
+
+    sqlx::query("update idempotency.keys set body = 'other:x'").execute(&mut connection).await.unwrap();
+    ask("k", "hello").await.unwrap().assert_refused(RejectionKind::Internal);
+
+    gate.open();
+    ask("l", "cannot be encoded").await.unwrap().assert_refused(RejectionKind::Internal);
+    assert_eq!(database.rows().await.len(), 1, "what cannot be stored is rolled back");
+}
+
+#[tokio::test]
+async fn r56_r57_refusals_are_valid_problem_documents_whatever_the_client_accepts() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database)
+        .await
+        .problem_base("https://api.example/problems/")
+        .documentation("https://api.example/idempotency")
+        .unwrap();
+    let app = app_with(idempotent, create);
+    for accept in ["text/html", "application/json", "image/png"] {
+        let refused: Reply = reply(&app, post("/things").header("accept", accept)).await;
+        refused.assert_refused(RejectionKind::MissingKey);
+        let problem = refused.json();
+        assert_eq!(problem["type"], "https://api.example/problems/missing-key");
+        assert_eq!(problem["key_reusable"], true);
+        assert!(problem["title"].is_string() && problem["detail"].is_string());
+        assert_eq!(
+            refused.headers["link"],
+            "<https://api.example/idempotency>; rel=\"describedby\"; type=\"text/html\""
+        );
+        assert_eq!(refused.headers["content-language"], "en");
+    }
+    assert!(plain(&database).await.documentation("https://a\nb").is_err());
+    let reused = reply(&app, post("/things").key("k")).await;
+    assert_eq!(reused.status, StatusCode::CREATED);
+    let reused = reply(&app, post("/things").key("k").body("other")).await;
+    assert_eq!((&reused.json()["retryable"], &reused.json()["key_reusable"]), (&json!(false), &json!(false)));
+}
+
+#[tokio::test]
+async fn r29_a_renderer_may_choose_another_status_but_never_a_success() {
+    let database = Database::fresh().await;
+    for (chosen, given) in [(409, 409), (400, 400), (200, 422), (302, 422)] {
+        let idempotent = plain(&database).await.with_rejection_response(move |rejection| {
+            (StatusCode::from_u16(chosen).unwrap(), rejection.detail().to_owned()).into_response()
+        });
+        let app = app_with(idempotent, create);
+        reply(&app, post("/things").key("k")).await;
+        let reused = reply(&app, post("/things").key("k").body("other")).await;
+        assert_eq!(reused.status, given);
+        assert_eq!(reused.kind(), Some(RejectionKind::KeyReused));
+    }
+}
+
+#[tokio::test]
+async fn r6_r49_grpc_and_interim_answers_are_refused_loudly() {
+    let database = Database::fresh().await;
+    let grpc = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        ([("content-type", "application/grpc+proto")], "x")
+    });
+    reply(&grpc, post("/things").key("k")).await.assert_refused(RejectionKind::ResponseUnsupported);
+    let interim = app(&database.pool().await, async |_tx: Tx| StatusCode::PROCESSING);
+    reply(&interim, post("/things").key("k")).await.assert_refused(RejectionKind::ResponseUnsupported);
+    assert_eq!((database.effects().await, database.rows().await.len()), (0, 0));
+}
+
+#[tokio::test]
+async fn r36_a_derived_key_is_the_same_on_every_retry_and_another_for_another_owner() {
+    let database = Database::fresh().await;
+    let runs = Runs::default();
+    let app = Router::new().route(
+        "/things",
+        route(move |request: IdempotentRequest| async move {
+            // The first try fails after it has called another service.
+            let status = if runs.one() == 1 { StatusCode::BAD_GATEWAY } else { StatusCode::CREATED };
+            (status, request.derive_key("payment"))
+        })
+        .layer(plain(&database).await),
+    );
+    let first = reply(&app, post("/things").key("k")).await;
+    let retry = reply(&app, post("/things").key("k")).await;
+    assert_eq!((first.status, retry.status), (StatusCode::BAD_GATEWAY, StatusCode::CREATED));
+    assert_eq!(first.body, retry.body);
+    assert_ne!(reply(&app, post("/things").key("k").owner("bob")).await.body, first.body);
+}
