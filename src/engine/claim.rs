@@ -69,7 +69,7 @@ pub(super) struct Patience {
 }
 
 /// How much longer than it may wait a claim may take altogether.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
 /// only asks the database for its answer.

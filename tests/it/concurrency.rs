@@ -210,6 +210,82 @@ async fn the_bound_on_the_wait_does_not_leak_into_the_handlers_statements() {
 }
 
 #[tokio::test]
+async fn a_statement_timeout_of_the_roles_ends_a_wait_with_409_and_not_with_500() {
+    let database = Database::fresh().await;
+    let gate = Gate::closed();
+    let app = gated(&database.pool().await, WAIT, &gate);
+    let hurried = database.options().options([("statement_timeout", "100ms")]);
+    let elsewhere = gated(&Database::pool_with(hurried, 2).await, WAIT, &gate);
+    let first = ask(&app, "a");
+    gate.entered().await;
+    ask(&elsewhere, "a").await.unwrap().assert_refused(RejectionKind::InFlight);
+    gate.open();
+    assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
+    assert!(ask(&elsewhere, "a").await.unwrap().replayed());
+}
+
+/// On an engine that ignores `lock_timeout`, or where one wait follows another: the whole of it has an end.
+#[tokio::test]
+async fn r32_a_claim_that_hangs_in_the_database_is_given_up_and_its_connection_closed() {
+    let database = Database::fresh().await;
+    let mut connection = database.connection().await;
+    // No lock, so no `lock_timeout`.
+    sqlx::raw_sql(
+        "create function hang() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return new; end $$;
+         create trigger hang before insert on idempotency.keys for each row execute function hang()",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    let pool = database.pool_of(1).await;
+    let brief = Concurrency::Wait { timeout: Duration::from_millis(20) };
+    let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(brief)), create);
+    ask(&app, "a").await.unwrap().assert_refused(RejectionKind::InFlight);
+    sqlx::query("drop trigger hang on idempotency.keys").execute(&mut kill_others(connection).await).await.unwrap();
+    assert_eq!(ask(&app, "a").await.unwrap().status, StatusCode::CREATED, "the pool has its connection back");
+}
+
+/// Ends the other connections, which a `drop` would wait for.
+async fn kill_others(mut connection: sqlx::PgConnection) -> sqlx::PgConnection {
+    sqlx::query(
+        "select pg_terminate_backend(pid) from pg_stat_activity
+          where datname = current_database() and pid <> pg_backend_pid() and state = 'active'",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    connection
+}
+
+#[tokio::test]
+async fn f8_behind_a_transaction_pooler_no_statement_of_ours_stays_prepared() {
+    for pooler in [false, true] {
+        let database = Database::fresh().await;
+        let pool = database.pool_of(1).await;
+        let idempotency = Idempotency::new(pool.clone());
+        let idempotency = if pooler { idempotency.transaction_pooler() } else { idempotency };
+        let declining = app_with(layer(idempotency.clone()), crate::support::answering(402));
+        let creating = app_with(layer(idempotency.clone()).optional(), create);
+        for app in [&creating, &declining] {
+            for _ in 0..2 {
+                reply(app, post("/things").key(if std::ptr::eq(app, &creating) { "a" } else { "b" })).await;
+            }
+        }
+        reply(&creating, post("/things")).await;
+        idempotency.prune(10).await.unwrap();
+        let kept: i64 = sqlx::query_scalar(
+            "select count(*) from pg_prepared_statements
+              where statement like '%idempotency.keys%' or statement like '%idempotency.transaction%'",
+        )
+        .persistent(false)
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+        assert_eq!(kept == 0, pooler, "{kept} statements stay prepared");
+    }
+}
+
+#[tokio::test]
 async fn f15_duplicates_under_a_stricter_default_isolation_get_the_answer() {
     for isolation in ["repeatable read", "serializable"] {
         let database = Database::fresh().await;

@@ -16,6 +16,10 @@ mod ledger;
 #[allow(dead_code)]
 mod quickstart;
 
+#[path = "../../examples/encryption.rs"]
+#[allow(dead_code)]
+mod encryption;
+
 #[path = "../../examples/shutdown.rs"]
 #[allow(dead_code)]
 mod shutdown;
@@ -178,4 +182,33 @@ async fn shutdown_finishes_what_was_begun() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     shutdown::check(listener, Idempotency::new(pool), &database.url()).await.unwrap();
     assert_eq!(database.rows().await.len(), 1);
+}
+
+#[tokio::test]
+async fn encryption_stores_nothing_readable_and_keys_rotate() {
+    let database = Database::fresh().await;
+    encryption::check(Idempotency::new(database.pool().await)).await.unwrap();
+}
+
+#[test]
+fn encryption_binds_a_body_to_its_row_and_refuses_what_was_changed() {
+    use axum_idempotency::{BodyCodec as _, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope};
+
+    let keys = encryption::Keyring::new([(7, [7; 32])]);
+    let request = |key: &str| {
+        let key = IdempotencyKey::new(key).unwrap();
+        IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of(["f"]))
+    };
+    let sealed = keys.encode(&request("a"), b"secret").unwrap();
+    assert_eq!(keys.decode(&request("a"), &sealed).unwrap(), b"secret");
+    assert_ne!(keys.encode(&request("a"), b"secret").unwrap(), sealed, "no nonce is used twice");
+    assert!(keys.decode(&request("b"), &sealed).is_err(), "another row's body");
+    for length in 0..sealed.len() {
+        assert!(keys.decode(&request("a"), &sealed[..length]).is_err(), "cut to {length}");
+    }
+    for byte in 0..sealed.len() {
+        let mut changed = sealed.clone();
+        changed[byte] ^= 1;
+        assert!(keys.decode(&request("a"), &changed).is_err(), "byte {byte} changed");
+    }
 }

@@ -66,6 +66,53 @@ async fn r34_f16_a_connection_lost_after_the_commit_is_outcome_unknown_and_a_ret
     assert_retry_finds_out(Cut::AfterCommit, true).await;
 }
 
+#[tokio::test]
+async fn r34_a_connection_lost_while_a_rejection_is_stored_is_outcome_unknown_and_a_retry_finds_out() {
+    for (cut, stored) in [(Cut::BeforeCommit, false), (Cut::AfterCommit, true)] {
+        let database = Database::fresh().await;
+        let (options, armed) = proxy(database.options(), cut).await;
+        let app = app(&Database::pool_with(options, 5).await, crate::support::answering(402));
+        armed.store(true, Ordering::SeqCst);
+        reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::OutcomeUnknown);
+        let retry = reply(&app, post("/things").key("k")).await;
+        assert_eq!((retry.status, retry.replayed()), (StatusCode::PAYMENT_REQUIRED, stored));
+        assert_eq!(database.effects().await, 0);
+    }
+}
+
+#[tokio::test]
+async fn only_a_plain_refusal_of_the_commit_is_taken_for_one() {
+    for (code, kind) in [
+        ("23514", RejectionKind::CommitRefused),
+        ("P0001", RejectionKind::CommitRefused),
+        ("AB123", RejectionKind::CommitRefused),
+        ("40P01", RejectionKind::StoreUnavailable),
+        ("40003", RejectionKind::OutcomeUnknown),
+        ("58000", RejectionKind::OutcomeUnknown),
+        ("08006", RejectionKind::OutcomeUnknown),
+    ] {
+        let database = Database::fresh().await;
+        let refusing = format!(
+            "create function refuse() returns trigger language plpgsql as
+               $$ begin raise exception using errcode = '{code}'; end $$;
+             create constraint trigger refuse after insert on effect deferrable initially deferred
+               for each row execute function refuse()"
+        );
+        database.connection().await.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(refusing))).await.unwrap();
+        let app = app(&database.pool().await, crate::support::create);
+        reply(&app, post("/things").key("k")).await.assert_refused(kind);
+        assert_eq!(database.effects().await, 0);
+    }
+}
+
+#[tokio::test]
+async fn r37_a_standby_that_only_reads_is_answered_503() {
+    let database = Database::fresh().await;
+    let standby = database.options().options([("default_transaction_read_only", "on")]);
+    let app = app(&Database::pool_with(standby, 2).await, crate::support::create);
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::StoreUnavailable);
+}
+
 async fn assert_retry_finds_out(cut: Cut, committed: bool) {
     let database = Database::fresh().await;
     let (options, armed) = proxy(database.options(), cut).await;

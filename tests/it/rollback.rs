@@ -15,7 +15,16 @@ use sqlx::Executor as _;
 use tower::ServiceExt as _;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::support::{Database, Gate, Runs, app, app_with, effect, layer, post, reply, settle};
+use crate::support::{Database, Gate, Runs, app_with, effect, layer, post, reply, settle};
+
+/// `POST /things` where nobody waits: a key that is not free at once is a 409.
+fn app<H, T>(pool: &sqlx::PgPool, handler: H) -> Router
+where
+    H: axum::handler::Handler<T, ()>,
+    T: 'static,
+{
+    app_with(layer(Idempotency::new(pool.clone()).concurrency(axum_idempotency::Concurrency::Reject)), handler)
+}
 
 /// The first call goes wrong, the second does not: what must be left of the first is nothing.
 async fn assert_leaves_nothing(database: &Database, app: &Router, expected: RejectionKind) {
@@ -62,7 +71,7 @@ async fn f25_a_handler_that_keeps_its_connection_in_a_task_is_answered_500_and_r
     let database = Database::fresh().await;
     let (runs, gate) = (Runs::default(), Gate::closed());
     let inside = gate.clone();
-    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+    let app = crate::support::app(&database.pool().await, move |mut tx: Tx| async move {
         effect(&mut tx).await;
         if runs.one() == 1 {
             tokio::spawn(async move {
@@ -125,6 +134,40 @@ async fn a_handler_that_ends_the_transaction_itself_is_answered_500_that_says_so
         sqlx::query("insert into effect (note) values ('next')").execute(&pool).await.unwrap();
         assert_eq!(database.effects().await, durable + 1, "{statement}");
     }
+}
+
+/// Whatever it answers: what it has made durable itself is not undone by a 4xx or 5xx either.
+#[tokio::test]
+async fn a_handler_that_ends_the_transaction_and_then_fails_is_found_out_as_well() {
+    for (statement, said) in [("commit", "ran COMMIT"), ("rollback", "ran ROLLBACK")] {
+        for status in [400, 402, 500] {
+            let database = Database::fresh().await;
+            let app = app(&database.pool_of(1).await, move |mut tx: Tx| async move {
+                effect(&mut tx).await;
+                tx.execute(statement).await.unwrap();
+                StatusCode::from_u16(status).unwrap()
+            });
+            let refused = reply(&app, post("/things").key("k")).await;
+            refused.assert_refused(RejectionKind::TransactionEnded);
+            assert!(refused.text().contains(said), "{statement} {status}: {}", refused.text());
+        }
+    }
+}
+
+/// sqlx rolls everything back when a SAVEPOINT fails, and would run the rest statement by statement.
+#[tokio::test]
+async fn a_savepoint_after_a_swallowed_error_does_not_make_the_rest_durable() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        sqlx::query("select 1 / 0").execute(&mut *tx).await.unwrap_err();
+        assert!(tx.begin().await.is_err());
+        let late = sqlx::query("insert into effect (note) values ('late')").execute(&mut *tx).await;
+        assert!(late.is_err(), "the transaction is still the same, and given up");
+        StatusCode::CREATED
+    });
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::TransactionAborted);
+    assert_eq!(database.effects().await, 0);
 }
 
 /// Executing again would do twice what the COMMIT has made durable.
@@ -245,7 +288,8 @@ async fn an_inner_service_that_fails_is_rolled_back_and_its_error_passed_on() {
 async fn r42_an_answer_over_the_limit_is_rolled_back() {
     let database = Database::fresh().await;
     let runs = Runs::default();
-    let small = layer(Idempotency::new(database.pool().await)).max_response_bytes(1_000);
+    let impatient = Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject);
+    let small = layer(impatient).max_response_bytes(1_000);
     let app = app_with(small, move |mut tx: Tx| async move {
         effect(&mut tx).await;
         (StatusCode::CREATED, "x".repeat(if runs.one() == 1 { 1_001 } else { 1_000 }))
