@@ -77,10 +77,24 @@ pub use self::{
     scope::Scope,
 };
 
+/// What the fuzz targets call; only there with `--cfg fuzzing`.
+#[cfg(all(fuzzing, feature = "axum"))]
+#[doc(hidden)]
+#[allow(missing_docs, clippy::missing_panics_doc)]
+pub mod fuzzing {
+    pub use crate::{middleware::fuzz_header as header, postgres::claim::fuzz_row as row};
+}
+
 /// Documents that are part of the crate.
 pub mod _docs {
     #[doc = include_str!("docs/problems.md")]
     pub mod problems {}
+
+    #[doc = include_str!("docs/layers.md")]
+    pub mod layers {}
+
+    #[doc = include_str!("docs/clients.md")]
+    pub mod clients {}
 
     #[doc = include_str!("../CHANGELOG.md")]
     pub mod changelog {}

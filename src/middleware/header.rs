@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn r7_an_invalid_value_is_never_taken_for_absent() {
+    fn r7_r11_r12_an_invalid_value_is_never_taken_for_absent() {
         for value in ["", "   ", "\"\"", "\"abc", "abc,def", "a b", "\"a b\"", "?1", ":YWJj:", "(a b)", "*abc"] {
             assert_eq!(parsed(&[value.as_bytes()], false), Err(RejectionKind::InvalidKey), "{value:?}");
         }

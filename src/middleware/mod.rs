@@ -63,13 +63,19 @@
 //! | meets a constraint at the commit | 500 `commit-refused` | nothing is kept |
 //! | loses its connection before, or during the commit | 503 `store-unavailable`, `outcome-unknown` | a retry finds out |
 //!
+//! # Which layer goes where
+//!
+//! Inside what authenticates, limits rates, compresses, decompresses, traces or adds CORS fields; outside what bounds the
+//! handler's time. The table is in [`_docs::layers`](crate::_docs::layers), and what to tell clients in
+//! [`_docs::clients`](crate::_docs::clients).
+//!
 //! # Caveats
 //!
-//! * Add the layer *inside* what authenticates and limits, so that a replay passes it too, and inside what compresses
-//!   or adds CORS fields, so that a replay gets its own.
-//! * The whole answer is held in memory and stored; streams and trailers are refused.
-//! * Added with `Router::layer` it also runs for requests that no route matches. They are answered as ever, and leave
-//!   no key behind.
+//! * The whole answer to a request with a key is held in memory and stored; trailers and gRPC are refused.
+//! * Add it with `route_layer` or to a route. With `Router::layer` it also runs for requests that no route matches, and
+//!   asks them for a key.
+//! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key. A
+//!   `TimeoutLayer` inside bounds it.
 
 mod body;
 mod capture;
@@ -100,3 +106,17 @@ pub use self::{
     service::IdempotencyService,
     tx::Tx,
 };
+
+/// Takes any octets for the header field; what is taken for a key has to be one.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+#[allow(clippy::panic)]
+pub fn fuzz_header(value: &[u8]) {
+    for strict in [false, true] {
+        let rules = header::KeyRules { strict, ..header::KeyRules::default() };
+        if let Ok(key) = rules.parse(value) {
+            let key = key.as_str();
+            assert!((1..=255).contains(&key.len()) && key.bytes().all(|byte| (0x21..=0x7e).contains(&byte)));
+        }
+    }
+}

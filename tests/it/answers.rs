@@ -121,7 +121,7 @@ async fn a_waiting_duplicate_of_an_answer_that_is_not_retained_is_told_so() {
 }
 
 #[tokio::test]
-async fn r44_to_r54_fields_are_kept_dropped_and_made_anew_over_http_1_and_2() {
+async fn r44_r45_r46_r47_r50_r51_r52_r53_r54_fields_are_kept_dropped_and_made_anew_over_http_1_and_2() {
     let database = Database::fresh().await;
     let app = app(&database.pool().await, || async {
         let mut response: Response = (StatusCode::CREATED, vec![0, 255, 1]).into_response();

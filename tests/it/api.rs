@@ -114,7 +114,7 @@ async fn listed_methods_are_handled_and_safe_ones_never() {
 
 /// F35, F63: authentication outside runs for every request, and what it knows reaches the scope function.
 #[tokio::test]
-async fn f35_the_scope_sees_what_the_authentication_outside_put_into_the_extensions() {
+async fn r4_f35_the_scope_sees_what_the_authentication_outside_put_into_the_extensions() {
     use axum::{extract::Request, middleware::Next};
     use axum_idempotency::Scope;
 

@@ -51,7 +51,7 @@ async fn f4_a_swallowed_sql_error_is_answered_500_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn f24_a_commit_that_a_deferred_constraint_refuses_is_answered_500_and_leaves_nothing() {
+async fn r33_f24_a_commit_that_a_deferred_constraint_refuses_is_answered_500_and_leaves_nothing() {
     let database = Database::fresh().await;
     let deferred = "alter table effect add constraint late unique (note) deferrable initially deferred";
     database.connection().await.execute(deferred).await.unwrap();
