@@ -68,7 +68,8 @@ pub(super) struct Patience {
     end: Instant,
 }
 
-/// How much longer than it may wait a claim may take altogether.
+/// How much longer than it may wait a claim may take altogether. The time that the pool took to lend a connection is not
+/// held against it.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
@@ -130,7 +131,8 @@ async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Own
         let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
         let asked = claim::claim(transaction.connection(), owner.request(), retention, wait, None, prepared);
         // `lock_timeout` counts for each lock anew, and some engines ignore it.
-        let Ok(claimed) = timeout_at(patience.end + GRACE, asked).await else {
+        let limit = patience.end.max(Instant::now()) + GRACE;
+        let Ok(claimed) = timeout_at(limit, asked).await else {
             transaction.close();
             return Ok(Claim::InProgress);
         };

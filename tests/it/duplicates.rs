@@ -409,3 +409,23 @@ async fn requests_under_other_keys_are_not_held_up() {
     assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
     database.connection().await.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn a_request_that_waited_long_for_a_connection_is_executed_and_not_told_of_a_duplicate() {
+    let database = Database::fresh().await;
+    let pool = database.pool_of(1).await;
+    for concurrency in [Concurrency::default(), Concurrency::Reject] {
+        let key = format!("{concurrency:?}");
+        let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency)), create);
+        let only = pool.acquire().await.unwrap();
+        let waiting =
+            tokio::spawn(async move { reply(&app, post("/things").key(&format!("\"{}\"", key.len()))).await });
+        settle().await;
+        // Longer than it would have waited for a duplicate.
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(10)).await;
+        tokio::time::resume();
+        drop(only);
+        assert_eq!(waiting.await.unwrap().status, StatusCode::CREATED);
+    }
+}
