@@ -33,6 +33,9 @@ pub struct Pruner {
 /// After a failure the next try comes after a second, then two, four and so on, and never later than a normal round.
 const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
 
+/// How long the batch that is under way may take when it is told to stop.
+const LAST_BATCH: Duration = Duration::from_secs(5);
+
 impl Pruner {
     /// A pruner that looks every minute and deletes a thousand rows at a time.
     pub fn new(idempotency: Idempotency) -> Self {
@@ -51,14 +54,17 @@ impl Pruner {
         Self { batch: rows.max(1), ..self }
     }
 
-    /// Prunes until `stop` is ready, and returns how many rows were deleted. Failures are logged and tried again.
+    /// Prunes until `stop` is ready, and returns how many rows were deleted. Failures are logged and tried again. The batch
+    /// that is under way at the stop is finished, if the database answers within five seconds.
     pub async fn run_until(self, stop: impl Future<Output = ()>) -> u64 {
         let mut stop = pin!(stop);
         let mut pruned = 0;
         let mut back_off = FIRST_BACK_OFF;
         loop {
-            let Some(round) = unless(stop.as_mut(), self.idempotency.prune(self.batch)).await else {
-                return pruned;
+            let mut batch = pin!(self.idempotency.prune(self.batch));
+            let Some(round) = unless(stop.as_mut(), batch.as_mut()).await else {
+                let last = tokio::time::timeout(LAST_BATCH, batch).await;
+                return pruned + last.map_or(0, Result::unwrap_or_default);
             };
             let pause = match round {
                 Ok(rows) => {

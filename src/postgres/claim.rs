@@ -49,12 +49,13 @@ const NEXT_TO_NOTHING: Duration = Duration::from_millis(50);
 /// Reads top to bottom:
 ///
 /// 1. `live` looks for an answer. If there is one, nothing below writes: a replay costs no transaction id.
-/// 2. `setting` remembers `lock_timeout`; `gate` sets ours and tries the row's advisory lock. The lock only spares
-///    those who do not want to wait an attempt at the row. Where an engine has none, it is as if it were free.
-/// 3. `claim` inserts, or takes over a row that has expired. Whoever comes second waits here, for the row's
-///    uncommitted transaction, and PostgreSQL wakes it at once. This step alone decides who executes.
-/// 4. The outer query tells what happened, puts `lock_timeout` back, and if the row became ours after a wait, takes
-///    the advisory lock that its former owner held.
+/// 2. `setting` remembers `lock_timeout`; `gate` sets ours and takes the row's advisory lock, which its owner holds to
+///    the end: those who may wait queue there, and PostgreSQL wakes the next one at once; the others learn that it is
+///    taken without an attempt at the row, which would end in an ERROR. Where an engine has no such locks, it is as if it
+///    were free.
+/// 3. `claim` inserts, or takes over a row that has expired. Whoever comes second waits here for the row's uncommitted
+///    transaction. This step alone decides who executes.
+/// 4. The outer query tells what happened, and puts `lock_timeout` back.
 ///
 /// Times are compared as values of this statement (`excluded`), never as `now()` inside `do update`, which sharded
 /// engines refuse.
@@ -68,14 +69,15 @@ with live as materialized (
   select current_setting('lock_timeout') as lock_timeout
    where not exists (select from live)
 ), gate as materialized (
-  select set_config('lock_timeout', $6, true) as bound, pg_try_advisory_xact_lock($7) as free
+  select set_config('lock_timeout', $6, true) as bound,
+         case when $8 then (select true from pg_advisory_xact_lock($7)) else pg_try_advisory_xact_lock($7) end as free
     from setting
 ), claim as (
   insert into idempotency.keys as present
          (scope, operation, key, fingerprint, created_at, expires_at, status, header_names, header_values, body)
   select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', $9, $10, $11, $12
     from gate
-   where gate.free or $8
+   where gate.free
   on conflict (scope, operation, key) do update
      set fingerprint = excluded.fingerprint, created_at = excluded.created_at, expires_at = excluded.expires_at,
          status = excluded.status, header_names = excluded.header_names, header_values = excluded.header_values,
@@ -84,9 +86,8 @@ with live as materialized (
   returning created_at, expires_at
 )
 select counted.claims = 1 as ours,
-       coalesce(gate.free or $8, true) as tried,
+       coalesce(gate.free, true) as tried,
        case when setting.lock_timeout is not null then set_config('lock_timeout', setting.lock_timeout, true) end,
-       case when counted.claims = 1 and not gate.free then pg_try_advisory_xact_lock($7) end,
        live.fingerprint, live.status, live.header_names, live.header_values, live.body,
        (extract(epoch from coalesce(live.created_at, counted.created_at)) * 1000000)::bigint as first_used,
        (extract(epoch from coalesce(live.expires_at, counted.expires_at)) * 1000000)::bigint as expires

@@ -246,39 +246,34 @@ async fn completing_in_another_transaction_than_the_claims_is_an_error() {
 #[tokio::test]
 async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
     let database = Database::fresh().await;
-    let mut holder = database.connection().await;
-    sqlx::raw_sql(
-        "create function hold() returns trigger language plpgsql as
-           $$ begin if new.status = 402 then perform pg_advisory_xact_lock(1); end if; return new; end $$;
-         create trigger hold before insert on idempotency.keys for each row execute function hold();
-         select pg_advisory_lock(1)",
-    )
-    .execute(&mut holder)
-    .await
-    .unwrap();
-    let patient = Idempotency::new(database.pool().await);
-    let elsewhere = Idempotency::new(database.pool().await);
+    let idempotency = Idempotency::new(database.pool().await);
     let declined = StoredResponse::new(StatusCode::PAYMENT_REQUIRED, "declined");
-    for (id, commits) in [("committed", true), ("running", false)] {
-        let Claim::Fresh(attempt) = patient.claim(message(id, "p")).await.unwrap() else { panic!("it is free") };
-        let rejection = declined.clone();
-        let rejecting = tokio::spawn(async move { attempt.reject(&rejection).await });
-        database.until_waiting(1).await;
-        let Claim::Fresh(other) = elsewhere.claim(message(id, "q")).await.unwrap() else { panic!("it was released") };
-        let running = if commits {
-            other.complete(&StoredResponse::new(StatusCode::OK, "")).await.unwrap();
-            None
+    for (id, ends) in [("committed", true), ("running", false)] {
+        let wait = if ends { Duration::from_secs(30) } else { Duration::from_millis(50) };
+        let impatient = idempotency.clone().concurrency(Concurrency::Wait { timeout: wait });
+        let Claim::Fresh(attempt) = impatient.claim(message(id, "p")).await.unwrap() else { panic!("it is free") };
+        let (rejection, (go, going)) = (declined.clone(), tokio::sync::oneshot::channel::<()>());
+        let rejecting = tokio::spawn(async move {
+            going.await.unwrap();
+            attempt.reject(&rejection).await
+        });
+        let mut elsewhere = database.overtake(|| go.send(()).unwrap()).await;
+        let claimed = idempotency.claim_using(&mut elsewhere, &message(id, "q")).await.unwrap();
+        assert!(matches!(claimed, ClaimUsing::Fresh));
+        let rejected = if ends {
+            let answer = StoredResponse::new(StatusCode::OK, "");
+            idempotency.complete_using(&mut elsewhere, &message(id, "q"), &answer).await.unwrap();
+            elsewhere.commit().await.unwrap();
+            rejecting.await
         } else {
-            Some(other)
+            let rejected = rejecting.await;
+            elsewhere.rollback().await.unwrap();
+            rejected
         };
-        sqlx::query("select pg_advisory_unlock(1)").execute(&mut holder).await.unwrap();
-        let rejected = rejecting.await.unwrap().unwrap();
-        match rejected {
-            Rejected::KeyReused => assert!(commits),
-            Rejected::InProgress => assert!(!commits),
+        match rejected.unwrap().unwrap() {
+            Rejected::KeyReused => assert!(ends),
+            Rejected::InProgress => assert!(!ends),
             other => panic!("{other:?}"),
         }
-        drop(running);
-        sqlx::query("select pg_advisory_lock(1)").execute(&mut holder).await.unwrap();
     }
 }

@@ -4,9 +4,9 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use axum_idempotency::{Disposition, Idempotency, RejectionKind, Tx};
+use axum_idempotency::{ClaimUsing, Disposition, Idempotency, IdempotentRequest, RejectionKind, StoredResponse, Tx};
 
-use crate::support::{Database, Runs, answering, app, app_with, create, effect, layer, post, reply};
+use crate::support::{Database, Gate, Runs, answering, app, app_with, create, effect, layer, post, reply};
 
 #[tokio::test]
 async fn r38_f29_f43_f58_the_table_by_status() {
@@ -112,27 +112,27 @@ async fn r39_a_rejection_is_stored_although_a_statement_had_failed() {
 #[tokio::test]
 async fn r39_a_rejection_that_was_overtaken_gives_the_other_ones_answer() {
     let database = Database::fresh().await;
-    let mut holder = database.connection().await;
-    // Stops the statement that stores the rejection until the test lets it go on.
-    sqlx::raw_sql(
-        "create function hold() returns trigger language plpgsql as
-           $$ begin if new.status = 402 then perform pg_advisory_xact_lock(1); end if; return new; end $$;
-         create trigger hold before insert on idempotency.keys for each row execute function hold();
-         select pg_advisory_lock(1)",
-    )
-    .execute(&mut holder)
-    .await
-    .unwrap();
-    let slow = app(&database.pool().await, async |_tx: Tx| (StatusCode::PAYMENT_REQUIRED, "declined"));
-    let fast = app(&database.pool().await, |mut tx: Tx| async move {
-        effect(&mut tx).await;
-        "accepted"
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let (tell, told) = tokio::sync::oneshot::channel::<IdempotentRequest>();
+    let tell = std::sync::Arc::new(std::sync::Mutex::new(Some(tell)));
+    let slow = app(&database.pool().await, move |_tx: Tx, request: IdempotentRequest| async move {
+        let tell = tell.lock().unwrap().take().expect("it runs once");
+        tell.send(request).unwrap();
+        inside.pass().await;
+        (StatusCode::PAYMENT_REQUIRED, "declined")
     });
     let first = tokio::spawn(async move { reply(&slow, post("/things").key("k")).await });
-    database.until_waiting(1).await;
-    let second = reply(&fast, post("/things").key("k")).await;
-    assert_eq!((second.status, second.text(), second.replayed()), (StatusCode::OK, "accepted", false));
-    sqlx::query("select pg_advisory_unlock(1)").execute(&mut holder).await.unwrap();
+    let request = told.await.unwrap();
+    gate.entered().await;
+    let mut elsewhere = database.overtake(|| gate.open()).await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let claimed = idempotency.claim_using(&mut elsewhere, &request).await.unwrap();
+    assert!(matches!(claimed, ClaimUsing::Fresh));
+    effect(&mut elsewhere).await;
+    let answer = StoredResponse::new(StatusCode::OK, "accepted");
+    idempotency.complete_using(&mut elsewhere, &request, &answer).await.unwrap();
+    elsewhere.commit().await.unwrap();
 
     let first = first.await.unwrap();
     assert_eq!((first.status, first.text(), first.replayed()), (StatusCode::OK, "accepted", true));

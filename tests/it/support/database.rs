@@ -162,6 +162,29 @@ impl Database {
         self.until(1, "state = 'idle in transaction'").await;
     }
 
+    /// Queues for the advisory lock that the only open attempt holds, and has it when this returns, in a transaction:
+    /// before that attempt's own next claim, which comes after a rollback.
+    pub async fn overtake(&self, let_it_roll_back: impl FnOnce()) -> sqlx::Transaction<'static, sqlx::Postgres> {
+        let number: i64 = sqlx::query_scalar(
+            "select (classid::bigint << 32) | objid::bigint from pg_locks
+              where locktype = 'advisory' and granted
+                and database = (select oid from pg_database where datname = current_database())",
+        )
+        .fetch_one(&mut self.connection().await)
+        .await
+        .unwrap();
+        let pool = self.pool_of(1).await;
+        let overtaking = tokio::spawn(async move {
+            let mut transaction = pool.begin().await.unwrap();
+            let lock = sqlx::query("select pg_advisory_xact_lock($1)").bind(number);
+            lock.execute(&mut *transaction).await.unwrap();
+            transaction
+        });
+        self.until_waiting(1).await;
+        let_it_roll_back();
+        overtaking.await.unwrap()
+    }
+
     async fn until(&self, count: i64, condition: &str) {
         let mut connection = self.connection().await;
         let look = format!("select count(*) from pg_stat_activity where datname = current_database() and {condition}");
