@@ -10,14 +10,15 @@
 //!
 //! # What you get
 //!
-//! * **At most one execution commits** for each owner, operation and key, whatever the number of concurrent
-//!   duplicates, processes and crashes. The claim is one atomic `INSERT … ON CONFLICT`.
+//! * **At most one execution commits** for each owner, operation and key within the key's window, whatever the number of
+//!   concurrent duplicates, processes and crashes. The claim is one atomic `INSERT … ON CONFLICT`.
 //! * **Effects and answer together**, or neither. No byte of an answer is sent before its commit is acknowledged.
 //! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once; there are
 //!   no leases and nothing that has to be cleaned up.
 //! * **Closed on failure.** Without the database nothing is executed; without an owner nothing is; a key with another
 //!   payload is refused.
-//! * **A client that goes away does not stop its request.** The attempt goes on, and the retry gets its answer.
+//! * **A client that goes away does not stop its request**, if that has a key. The attempt goes on, and the retry gets
+//!   its answer.
 //!
 //! # What you do not get
 //!
@@ -62,7 +63,7 @@ pub mod middleware;
 
 #[cfg(feature = "axum")]
 pub use self::middleware::{
-    BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Rejection, RejectionKind, ResponseFuture, Tx,
+    BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Outcome, Rejection, RejectionKind, ResponseFuture, Tx,
 };
 pub use self::{
     engine::{Attempt, Claim, ClaimUsing, Concurrency, Idempotency, Pruner, Ran, Rejected},

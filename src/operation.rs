@@ -4,9 +4,9 @@ use crate::bounded;
 
 /// What is being done, such as `charge.create`: the same key under another operation is another intent.
 ///
-/// Behind the layer the default is the method and the route's template (`POST /charges/{id}/refund`). Renaming a
-/// route then forgets its keys, so give routes that move a name of their own
-/// with `IdempotencyLayer::operation`.
+/// Behind the layer the default is the method and the route's template (`POST /charges/{id}/refund`). Renaming a route
+/// then forgets its keys. A name of its own, by `IdempotencyLayer::operation`, keeps them; but the path is also part of
+/// the [`Fingerprint`](crate::Fingerprint), so retries under the new path are refused unless that is given another way.
 ///
 /// Names are bounded as those of a [`Scope`](crate::Scope) are.
 #[derive(Clone, PartialEq, Eq, Hash)]

@@ -1,4 +1,5 @@
 use sqlx::PgConnection;
+use tokio::time::timeout;
 
 use super::{
     Idempotency, Uninterrupted,
@@ -10,7 +11,7 @@ use crate::{
     postgres::{
         claim::{self, Claimed},
         record,
-        transaction::Transaction,
+        transaction::{ROLLBACK_LIMIT, Transaction},
     },
 };
 
@@ -186,7 +187,8 @@ impl Attempt {
     ///
     /// # Errors
     ///
-    /// The connection is gone, and the server rolls back on its own; or the work has ended the transaction itself
+    /// The connection is gone, or a statement that was cut off still runs on it, and the server rolls back on its own; or
+    /// the work has ended the transaction itself
     /// ([`TransactionEnded`](ErrorKind::TransactionEnded)), and what it committed is durable.
     pub async fn release(self) -> Result<(), Error> {
         let backlog = self.idempotency.0.backlog.clone();
@@ -205,7 +207,11 @@ impl Attempt {
 
     /// Has the work left the transaction as it was? If not, a rollback undoes nothing of what it did.
     async fn check(&mut self) -> Result<(), Error> {
-        record::check(self.transaction.connection(), self.owner.request(), self.idempotency.0.prepared).await
+        let check = record::check(self.transaction.connection(), self.owner.request(), self.idempotency.0.prepared);
+        match timeout(ROLLBACK_LIMIT, check).await {
+            Ok(checked) => checked,
+            Err(elapsed) => Err(Error::with_source(ErrorKind::StoreUnavailable, elapsed)),
+        }
     }
 
     /// After a failure of ours. If the work has meddled with the transaction, nobody knows what the connection is

@@ -1,7 +1,6 @@
 //! The bounded read of a body, of requests and responses alike.
 
 use std::{
-    collections::VecDeque,
     convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
@@ -14,14 +13,15 @@ use axum::{
 };
 use bytes::BytesMut;
 use http_body::{Body as HttpBody, Frame};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{BodyExt as _, Full, LengthLimitError};
 
 /// What came of reading a body.
 pub(super) enum Read<B> {
     Whole(Whole),
     /// It is larger than the limit. What was read of it is not lost.
     TooLarge(Begun<B>),
-    Broken,
+    /// It broke off, or a limit further out ended it.
+    Broken(BoxError),
 }
 
 /// A body that was read to its end.
@@ -35,41 +35,67 @@ pub(super) struct Whole {
 pub(super) async fn read<B>(body: B, limit: usize) -> Read<B>
 where
     B: HttpBody<Data = Bytes>,
+    B::Error: Into<BoxError>,
 {
-    let mut begun = Begun { frames: VecDeque::new(), rest: Box::pin(body) };
-    if begun.rest.size_hint().lower() > limit as u64 {
-        return Read::TooLarge(begun);
-    }
-    let mut left = limit;
+    let mut rest = Box::pin(body);
+    let mut read = Beginning::default();
     let mut trailers = None;
-    while let Some(frame) = begun.rest.frame().await {
+    if rest.size_hint().lower() > limit as u64 {
+        return Read::TooLarge(Begun { read: None, rest });
+    }
+    while let Some(frame) = rest.frame().await {
         match frame.map(Frame::into_data) {
             Ok(Ok(data)) => {
-                let length = data.len();
-                begun.frames.push_back(data);
-                match left.checked_sub(length) {
-                    Some(rest) => left = rest,
-                    None => return Read::TooLarge(begun),
+                read.push(data);
+                if read.len() > limit {
+                    return Read::TooLarge(Begun { read: Some(read.into_bytes()), rest });
                 }
             }
             Ok(Err(frame)) => trailers = frame.into_trailers().ok().or(trailers),
-            Err(_) => return Read::Broken,
+            Err(error) => return Read::Broken(error.into()),
         }
     }
-    Read::Whole(Whole { bytes: joined(begun.frames), trailers })
+    Read::Whole(Whole { bytes: read.into_bytes(), trailers })
 }
 
-/// One frame is handed on as it is; more are copied into one buffer.
-fn joined(mut frames: VecDeque<Bytes>) -> Bytes {
-    if frames.len() < 2 {
-        return frames.pop_front().unwrap_or_default();
+/// Was a body ended by a limit of another layer?
+pub(super) fn is_length_limit(error: &BoxError) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error.as_ref());
+    while let Some(error) = cause {
+        if error.is::<LengthLimitError>() {
+            return true;
+        }
+        cause = error.source();
     }
-    let mut bytes = BytesMut::with_capacity(frames.iter().map(Bytes::len).sum());
-    // Each is let go of as soon as it is copied.
-    while let Some(frame) = frames.pop_front() {
-        bytes.extend_from_slice(&frame);
+    false
+}
+
+/// One frame is kept as it is; more are copied into one buffer, so that small frames cost no more than their bytes.
+#[derive(Default)]
+struct Beginning {
+    first: Bytes,
+    joined: BytesMut,
+}
+
+impl Beginning {
+    fn push(&mut self, data: Bytes) {
+        if self.len() == 0 {
+            self.first = data;
+            return;
+        }
+        if self.joined.is_empty() {
+            self.joined.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.joined.extend_from_slice(&data);
     }
-    bytes.freeze()
+
+    fn len(&self) -> usize {
+        self.first.len() + self.joined.len()
+    }
+
+    fn into_bytes(self) -> Bytes {
+        if self.joined.is_empty() { self.first } else { self.joined.freeze() }
+    }
 }
 
 impl From<Whole> for Body {
@@ -109,7 +135,7 @@ impl HttpBody for Nothing {
 
 /// A body of which a beginning was read: that, and then the rest.
 pub(super) struct Begun<B> {
-    frames: VecDeque<Bytes>,
+    read: Option<Bytes>,
     rest: Pin<Box<B>>,
 }
 
@@ -122,7 +148,7 @@ where
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        if let Some(data) = self.frames.pop_front() {
+        if let Some(data) = self.read.take() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         self.rest.as_mut().poll_frame(cx).map(|frame| frame.map(|result| result.map_err(Into::into)))
@@ -131,17 +157,24 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
+    use std::{collections::VecDeque, task::Waker};
 
     use super::*;
 
-    fn body(frames: &[&'static str]) -> impl HttpBody<Data = Bytes, Error = Infallible> + use<> {
-        let frames: Vec<_> = frames.iter().map(|text| Bytes::from_static(text.as_bytes())).collect();
-        Begun { frames: frames.into(), rest: Box::pin(Full::new(Bytes::new())) }.map_err(|_| unreachable_error())
+    /// Gives these frames, one after another.
+    struct Frames(VecDeque<&'static str>);
+
+    impl HttpBody for Frames {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Ready(self.0.pop_front().map(|text| Ok(Frame::data(Bytes::from_static(text.as_bytes())))))
+        }
     }
 
-    fn unreachable_error() -> Infallible {
-        panic!("it does not fail")
+    fn body(frames: &[&'static str]) -> Frames {
+        Frames(frames.iter().copied().collect())
     }
 
     fn now<T>(future: impl Future<Output = T>) -> T {
@@ -153,10 +186,10 @@ mod tests {
 
     #[test]
     fn a_body_within_the_limit_is_read_whole_however_it_is_framed() {
-        for frames in [&["hello"][..], &["he", "", "llo"], &["h", "e", "l", "l", "o"]] {
+        for frames in [&["hello"][..], &["", "he", "", "llo", ""], &["h", "e", "l", "l", "o"]] {
             match now(read(body(frames), 5)) {
                 Read::Whole(whole) => assert_eq!(whole.bytes, "hello"),
-                Read::TooLarge(_) | Read::Broken => panic!("it fits"),
+                Read::TooLarge(_) | Read::Broken(_) => panic!("it fits"),
             }
         }
     }

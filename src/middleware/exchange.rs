@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
 use axum::{
-    BoxError,
     http::{HeaderMap, HeaderName, HeaderValue, header, request::Parts},
     response::Response,
 };
@@ -10,6 +9,7 @@ use tracing::{debug, error};
 use super::{
     body::for_status,
     layer::Config,
+    outcome::Outcome,
     rejection::{Rejection, RejectionKind},
 };
 use crate::{IdempotentRequest, StoredResponse, Window};
@@ -33,24 +33,35 @@ impl Exchange {
 
     /// The answer as it is stored.
     pub(super) fn encode(&self, answer: StoredResponse) -> Result<StoredResponse, Rejection> {
-        match (&self.config.codec, answer.bytes()) {
-            (Some(codec), Some(body)) => match codec.encode(&self.request, body) {
-                Ok(body) => Ok(answer.with_body(body)),
-                Err(error) => Err(self.codec_failed(&error)),
-            },
-            _ => Ok(answer),
+        let (Some(codec), Some(body)) = (&self.config.codec, answer.bytes()) else {
+            return Ok(answer);
+        };
+        match codec.encode(&self.request, body) {
+            Ok(body) => Ok(answer.with_body(body)),
+            Err(error) => {
+                error!(operation = %self.request.operation(), %error, "the body codec could not encode an answer");
+                Err(Rejection::new(RejectionKind::Internal, "the answer cannot be stored; nothing of it was kept"))
+            }
+        }
+    }
+
+    fn decode(&self, stored: StoredResponse) -> Result<StoredResponse, Rejection> {
+        let (Some(codec), Some(body)) = (&self.config.codec, stored.bytes()) else {
+            return Ok(stored);
+        };
+        match codec.decode(&self.request, body) {
+            Ok(body) => Ok(stored.with_body(body)),
+            Err(error) => {
+                error!(operation = %self.request.operation(), %error, "the body codec could not decode an answer");
+                let detail = "the request was executed before, and its stored answer cannot be read";
+                Err(Rejection::new(RejectionKind::AnswerUnreadable, detail))
+            }
         }
     }
 
     /// The stored answer with the marker. No cache may keep it, and it carries no age: it is the answer to this request.
     pub(super) fn replay(&self, stored: StoredResponse) -> Result<Response, Rejection> {
-        let stored = match (&self.config.codec, stored.bytes()) {
-            (Some(codec), Some(body)) => match codec.decode(&self.request, body) {
-                Ok(body) => stored.with_body(body),
-                Err(error) => return Err(self.codec_failed(&error)),
-            },
-            _ => stored,
-        };
+        let stored = self.decode(stored)?;
         if let (Some(guard), Some(head)) = (&self.config.replay_guard, &self.head)
             && !guard(head, &stored)
         {
@@ -71,6 +82,7 @@ impl Exchange {
         }
         headers.insert(self.config.marker.clone(), HeaderValue::from_static("true"));
         self.annotate(headers, stored.window(), true);
+        response.extensions_mut().insert(Outcome::Replayed);
         Ok(response)
     }
 
@@ -89,11 +101,6 @@ impl Exchange {
         if config.echo_key {
             set(headers, Some(&config.header), || self.request.key().as_str().to_owned());
         }
-    }
-
-    fn codec_failed(&self, error: &BoxError) -> Rejection {
-        error!(operation = %self.request.operation(), %error, "the body codec failed");
-        Rejection::new(RejectionKind::Internal, "the answer cannot be stored, or the stored one cannot be read")
     }
 }
 

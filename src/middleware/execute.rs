@@ -7,6 +7,7 @@ use axum::{
     response::Response,
 };
 use http_body::Body as HttpBody;
+use tokio::time::timeout;
 use tower_service::Service;
 use tracing::{debug, error};
 
@@ -15,10 +16,11 @@ use super::{
     capture,
     disposition::Disposition,
     exchange::Exchange,
+    outcome::Outcome,
     panic,
     rejection::{Rejection, RejectionKind},
     service::Stop,
-    tx::{Open, Slot},
+    tx::{Open, Slot, tolerate},
 };
 use crate::{Attempt, Operation, Rejected, StoredResponse};
 
@@ -50,15 +52,22 @@ where
             Err(error) => Err(Stop::Failed(error)),
         }
     };
+    let answered = async {
+        match exchange.config.time_limit {
+            Some(limit) => timeout(limit, answered).await.unwrap_or_else(|_| Err(out_of_time(exchange).into())),
+            None => answered.await,
+        }
+    };
     // The key is free by the time that the client, or whoever catches panics outside, learns of the failure.
     let captured = match panic::caught(answered).await {
         Ok(Ok(captured)) => captured,
         Ok(Err(stop)) => {
-            slot.release().await;
+            // That the handler has ended its transaction is the worse news.
+            slot.release().await?;
             return Err(stop);
         }
         Err(payload) => {
-            slot.release().await;
+            drop(slot.release().await);
             panic::resume(payload);
         }
     };
@@ -81,7 +90,7 @@ async fn end<E>(
     debug!(operation = %exchange.request.operation(), outcome = ?disposition, status = parts.status.as_u16(), "executed");
     let (window, kept) = match disposition {
         Disposition::Release => {
-            attempt.release().await?;
+            attempt.release().await.or_else(tolerate)?;
             (None, false)
         }
         Disposition::Commit => {
@@ -97,6 +106,7 @@ async fn end<E>(
         },
     };
     exchange.annotate(&mut parts.headers, window, kept);
+    parts.extensions.insert(Outcome::Executed(disposition));
     Ok(Response::from_parts(parts, body))
 }
 
@@ -127,6 +137,13 @@ where
         blame(&rejection, exchange.request.operation());
         Err(rejection)
     };
+    if let Some(rejection) = parts.extensions.remove::<Rejection>() {
+        // An extractor's: answered as the layer answers, and never kept.
+        return Err(rejection);
+    }
+    for name in config.own_fields() {
+        parts.headers.remove(name);
+    }
     if let Some(detail) = capture::unsupported(&parts) {
         return refused(RejectionKind::ResponseUnsupported, detail.into());
     }
@@ -158,11 +175,19 @@ where
                 format!("the handler's answer is larger than {limit} bytes; nothing was kept, the key is free");
             refused(RejectionKind::ResponseTooLarge, detail.into())
         }
-        Read::Broken => refused(
-            RejectionKind::ResponseUnsupported,
-            "the handler's answer broke off; nothing was kept, the key is free".into(),
-        ),
+        Read::Broken(error) => {
+            error!(operation = %exchange.request.operation(), %error, "the body of the handler's answer failed");
+            let detail = "the handler's answer broke off; nothing was kept, the key is free";
+            refused(RejectionKind::ResponseUnsupported, detail.into())
+        }
     }
+}
+
+fn out_of_time(exchange: &Exchange) -> Rejection {
+    let detail = "the operation took too long and was rolled back; repeat the request with the same key";
+    let rejection = Rejection::new(RejectionKind::TimeLimit, detail);
+    blame(&rejection, exchange.request.operation());
+    rejection
 }
 
 /// The handler is at fault, and its operator should know.

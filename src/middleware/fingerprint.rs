@@ -25,6 +25,9 @@ pub(super) struct FingerprintRules {
     pub(super) secret: Option<Arc<[u8]>>,
 }
 
+/// Not to be mixed up with scheme 1, the plain one.
+const RESERVED: u8 = 1;
+
 impl FingerprintRules {
     /// Refuses what has no fingerprint, before its body is read.
     pub(super) fn admit(&self, parts: &Parts) -> Result<(), Rejection> {
@@ -45,10 +48,34 @@ impl FingerprintRules {
             Some(own) => own(parts, body),
             None => self.usual(parts, body),
         };
-        match &self.secret {
+        let fingerprint = match &self.secret {
             Some(secret) => keyed(fingerprint, secret),
             None => fingerprint,
+        };
+        match self.settings(fingerprint.scheme()) {
+            Some(settings) => {
+                let scheme = Fingerprint::of(settings).digest()[0];
+                fingerprint.with_scheme(if scheme == RESERVED { 0 } else { scheme })
+            }
+            None => fingerprint,
         }
+    }
+
+    /// What makes the scheme another one; `None` if it is the plain one, or a function's own without more.
+    fn settings(&self, own_scheme: u8) -> Option<Vec<Vec<u8>>> {
+        let own = self.own.is_some();
+        let json = self.canonical_json && !own;
+        let headers = if own { &[][..] } else { &self.headers };
+        if !json && headers.is_empty() && self.secret.is_none() && (!own || own_scheme != RESERVED) {
+            return None;
+        }
+        let mut settings = vec![vec![own_scheme, u8::from(own), u8::from(json), u8::from(self.secret.is_some())]];
+        settings.extend(headers.iter().map(|name| name.as_str().as_bytes().to_vec()));
+        if let Some(secret) = &self.secret {
+            // Another secret is another scheme; a byte of its keyed hash tells nothing of it.
+            settings.push(keyed(Fingerprint::of(["scheme"]), secret).digest().to_vec());
+        }
+        Some(settings)
     }
 
     fn usual(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
@@ -87,7 +114,7 @@ fn keyed(fingerprint: Fingerprint, secret: &[u8]) -> Fingerprint {
     match Hmac::<Sha256>::new_from_slice(secret) {
         Ok(mut mac) => {
             mac.update(fingerprint.digest());
-            Fingerprint::from_digest(mac.finalize().into_bytes().into())
+            fingerprint.with_digest(mac.finalize().into_bytes().into())
         }
         Err(_) => fingerprint,
     }

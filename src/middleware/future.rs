@@ -15,7 +15,7 @@ use pin_project_lite::pin_project;
 pin_project! {
     /// The response of an [`IdempotencyService`](crate::IdempotencyService).
     ///
-    /// Dropped once the request's body has been read, it goes on as a task: the work is committed, and the retry of a
+    /// Dropped once its key was claimed, it goes on as a task: the work is committed, and the retry of a
     /// client that has gone away gets its answer.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<F, E>

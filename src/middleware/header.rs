@@ -16,20 +16,16 @@ pub(super) struct KeyRules {
     pub(super) strict: bool,
     pub(super) spaces: bool,
     pub(super) length: RangeInclusive<usize>,
-    pub(super) format: KeyFormat,
+    /// Two spellings of one UUID are one key.
+    pub(super) uuid: bool,
+    pub(super) check: Option<KeyCheck>,
 }
 
-#[derive(Clone)]
-pub(super) enum KeyFormat {
-    Any,
-    /// Two spellings of one UUID are one key.
-    Uuid,
-    Checked(Arc<dyn Fn(&str) -> bool + Send + Sync>),
-}
+pub(super) type KeyCheck = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 impl Default for KeyRules {
     fn default() -> Self {
-        Self { strict: false, spaces: false, length: 1..=255, format: KeyFormat::Any }
+        Self { strict: false, spaces: false, length: 1..=255, uuid: false, check: None }
     }
 }
 
@@ -80,12 +76,14 @@ impl KeyRules {
         if key.contains(' ') && !self.spaces {
             return Err(invalid("a key must not contain spaces"));
         }
-        let canonical = match &self.format {
-            KeyFormat::Any => Cow::Borrowed(key),
-            KeyFormat::Uuid => Cow::Owned(uuid(key).ok_or_else(|| invalid("the key must be a UUID, with hyphens"))?),
-            KeyFormat::Checked(check) if check(key) => Cow::Borrowed(key),
-            KeyFormat::Checked(_) => return Err(invalid("the key is not of the form that this operation asks for")),
+        let canonical = if self.uuid {
+            Cow::Owned(uuid(key).ok_or_else(|| invalid("the key must be a UUID, with hyphens"))?)
+        } else {
+            Cow::Borrowed(key)
         };
+        if self.check.as_ref().is_some_and(|check| !check(&canonical)) {
+            return Err(invalid("the key is not of the form that this operation asks for"));
+        }
         IdempotencyKey::new(canonical).map_err(|_| invalid("a key holds printable ASCII characters only"))
     }
 }
@@ -215,7 +213,7 @@ mod tests {
 
     #[test]
     fn r19_uuids_are_one_key_in_any_case_and_in_one_form_only() {
-        let rules = KeyRules { format: KeyFormat::Uuid, ..KeyRules::default() };
+        let rules = KeyRules { uuid: true, ..KeyRules::default() };
         let lower = rules.parse(b"8e03978e-40d5-43e8-bc93-6894a57f9324").unwrap();
         assert_eq!(rules.parse(b"\"8E03978E-40D5-43E8-BC93-6894A57F9324\"").unwrap(), lower);
         assert_eq!(lower.as_str(), "8e03978e-40d5-43e8-bc93-6894a57f9324");
@@ -231,9 +229,15 @@ mod tests {
 
     #[test]
     fn a_check_of_the_applications_decides() {
-        let rules =
-            KeyRules { format: KeyFormat::Checked(Arc::new(|key| key.starts_with("req_"))), ..KeyRules::default() };
+        let rules = KeyRules { check: Some(Arc::new(|key| key.starts_with("req_"))), ..KeyRules::default() };
         assert!(rules.parse(b"req_1").is_ok());
         assert_eq!(rules.parse(b"1").unwrap_err().kind(), RejectionKind::InvalidKey);
+        // On top of the format, and on its canonical form.
+        let version = Arc::new(|key: &str| key.as_bytes().get(14) == Some(&b'7'));
+        let rules = KeyRules { uuid: true, check: Some(version), ..KeyRules::default() };
+        assert!(
+            rules.parse(b"01890A5D-AC96-774B-BCCE-B302099A8057").is_ok_and(|key| key.as_str().starts_with("01890a5d"))
+        );
+        assert!(rules.parse(b"8e03978e-40d5-43e8-bc93-6894a57f9324").is_err());
     }
 }

@@ -10,12 +10,13 @@ use http_body::Body as HttpBody;
 use tower_service::Service;
 
 use super::{
+    capture,
     disposition::Disposition,
     execute::{blame, call},
     layer::Config,
     rejection::{Rejection, RejectionKind},
     service::Stop,
-    tx::{Open, Slot},
+    tx::{Open, Slot, tolerate},
 };
 use crate::Operation;
 
@@ -39,18 +40,26 @@ where
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
     let slot = Slot::unbegun(config.idempotency.clone());
-    let (parts, body) = match call(inner, parts, Body::new(body), &slot).await {
+    let (mut parts, body) = match call(inner, parts, Body::new(body), &slot).await {
         Ok(response) => response.into_parts(),
         Err(error) => {
-            slot.release().await;
+            slot.release().await?;
             return Err(Stop::Failed(error));
         }
     };
+    let refused = parts.extensions.remove::<Rejection>().or_else(|| {
+        let detail = parts.status.is_informational().then(|| capture::unsupported(&parts)).flatten()?;
+        Some(Rejection::new(RejectionKind::ResponseUnsupported, detail))
+    });
+    if let Some(rejection) = refused {
+        slot.release().await?;
+        return Err(rejection.into());
+    }
     let open = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
     if let Some(Open::Unkeyed(unkeyed)) = open {
         match config.disposition(&parts) {
             Disposition::Commit => unkeyed.commit().await?,
-            Disposition::Reject | Disposition::Release => unkeyed.rollback().await?,
+            Disposition::Reject | Disposition::Release => unkeyed.rollback().await.or_else(tolerate)?,
         }
     }
     Ok(Response::from_parts(parts, Body::new(body)))

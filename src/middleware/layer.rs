@@ -1,14 +1,24 @@
-use std::{collections::HashSet, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
-    http::{HeaderName, HeaderValue, Method, header, request::Parts, response},
+    http::{HeaderName, HeaderValue, Method, StatusCode, header, request::Parts, response},
     response::Response,
 };
 use tower_layer::Layer;
 
 use super::{
-    capture::HeaderRules, codec::BodyCodec, disposition::Disposition, fingerprint::FingerprintRules, header::KeyRules,
-    rejection::Rejection, service::IdempotencyService,
+    capture::HeaderRules,
+    codec::BodyCodec,
+    disposition::Disposition,
+    fingerprint::FingerprintRules,
+    header::KeyRules,
+    rejection::{Rejection, RejectionKind},
+    service::IdempotencyService,
 };
 use crate::{Idempotency, Operation, Scope, StoredResponse};
 
@@ -34,6 +44,7 @@ pub(super) struct Config {
     pub(super) methods: HashSet<Method>,
     pub(super) required: bool,
     pub(super) cancel_on_disconnect: bool,
+    pub(super) time_limit: Option<Duration>,
     pub(super) header: HeaderName,
     pub(super) key: KeyRules,
     pub(super) max_request_bytes: usize,
@@ -52,6 +63,8 @@ pub(super) struct Config {
     pub(super) echo_key: bool,
     pub(super) problem_base: Arc<str>,
     pub(super) documentation: Option<HeaderValue>,
+    pub(super) challenge: HeaderValue,
+    pub(super) statuses: HashMap<RejectionKind, StatusCode>,
     pub(super) rejection: Option<RejectionFn>,
 }
 
@@ -69,6 +82,7 @@ impl IdempotencyLayer {
             methods: HashSet::from([Method::POST, Method::PATCH]),
             required: true,
             cancel_on_disconnect: false,
+            time_limit: None,
             header: HeaderName::from_static("idempotency-key"),
             key: KeyRules::default(),
             max_request_bytes: 1024 * 1024,
@@ -87,6 +101,8 @@ impl IdempotencyLayer {
             echo_key: false,
             problem_base: Rejection::PROBLEM_BASE.into(),
             documentation: None,
+            challenge: HeaderValue::from_static("Bearer"),
+            statuses: HashMap::new(),
             rejection: None,
         }))
     }
@@ -115,15 +131,20 @@ impl Config {
     }
 
     pub(super) fn render(&self, rejection: Rejection) -> Response {
+        let status = self.statuses.get(&rejection.kind()).copied().unwrap_or_else(|| rejection.status());
         let mut response = match &self.rejection {
             Some(render) => render(&rejection),
-            None => rejection.to_problem(&self.problem_base),
+            None => rejection.to_problem(&self.problem_base, status),
         };
         // A renderer that forgets the status must not turn a refusal into a success.
         if !response.status().is_client_error() && !response.status().is_server_error() {
-            *response.status_mut() = rejection.status();
+            *response.status_mut() = status;
         }
         let headers = response.headers_mut();
+        rejection.complete(headers);
+        if rejection.kind() == RejectionKind::Unscoped && !headers.contains_key(header::WWW_AUTHENTICATE) {
+            headers.insert(header::WWW_AUTHENTICATE, self.challenge.clone());
+        }
         if let Some(link) = &self.documentation {
             headers.append(header::LINK, link.clone());
         }
@@ -135,6 +156,12 @@ impl Config {
         response.extensions_mut().insert(rejection);
         response
     }
+
+    /// The fields that only the layer may set: a handler that passes on another service's answer may bring them.
+    pub(super) fn own_fields(&self) -> impl Iterator<Item = &HeaderName> {
+        let optional = [&self.expiry_header, &self.reference_header, &self.not_retained_header];
+        std::iter::once(&self.marker).chain(optional.into_iter().flatten())
+    }
 }
 
 impl fmt::Debug for Config {
@@ -145,6 +172,7 @@ impl fmt::Debug for Config {
             .field("methods", &self.methods)
             .field("required", &self.required)
             .field("cancel_on_disconnect", &self.cancel_on_disconnect)
+            .field("time_limit", &self.time_limit)
             .field("header", &self.header)
             .field("max_request_bytes", &self.max_request_bytes)
             .field("max_response_bytes", &self.max_response_bytes)

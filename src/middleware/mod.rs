@@ -74,8 +74,11 @@
 //! * The whole answer to a request with a key is held in memory and stored; trailers and gRPC are refused.
 //! * Add it with `route_layer` or to a route. With `Router::layer` it also runs for requests that no route matches, and
 //!   asks them for a key.
-//! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key. A
-//!   `TimeoutLayer` inside bounds it.
+//! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key.
+//!   [`IdempotencyLayer::time_limit`] bounds it. What goes on after its client has gone has the tracing span of its
+//!   request, but not the task-locals of layers outside.
+//! * The claim is the first statement of the transaction, so a handler cannot set another isolation level; the role's
+//!   or the database's default applies. The answer is written by the role that the handler leaves behind.
 
 mod body;
 mod capture;
@@ -90,6 +93,7 @@ mod header;
 mod keyless;
 mod layer;
 mod operation;
+mod outcome;
 mod panic;
 mod refuse;
 mod rejection;
@@ -102,6 +106,7 @@ pub use self::{
     disposition::Disposition,
     future::ResponseFuture,
     layer::IdempotencyLayer,
+    outcome::Outcome,
     rejection::{Rejection, RejectionKind},
     service::IdempotencyService,
     tx::Tx,

@@ -8,7 +8,7 @@ impl From<Error> for Rejection {
     fn from(error: Error) -> Self {
         let (kind, detail) = match error.kind() {
             ErrorKind::StoreUnavailable => {
-                (RejectionKind::StoreUnavailable, "the request was not executed; repeat it with the same key")
+                (RejectionKind::StoreUnavailable, "nothing of the request was kept; repeat it with the same key")
             }
             ErrorKind::Conflict => (
                 RejectionKind::StoreUnavailable,
@@ -59,8 +59,12 @@ impl From<Error> for Rejection {
             ErrorKind::NotRetained => return Self::not_retained(None),
             ErrorKind::InProgress => return Self::in_flight(),
             ErrorKind::KeyReused => return Self::key_reused(),
-            ErrorKind::NoTransaction | ErrorKind::Json | ErrorKind::CorruptRow | ErrorKind::Database => {
-                (RejectionKind::Internal, "the request was not executed")
+            ErrorKind::CorruptRow => (
+                RejectionKind::AnswerUnreadable,
+                "the request was executed before, and its stored answer cannot be read",
+            ),
+            ErrorKind::NoTransaction | ErrorKind::Json | ErrorKind::Database => {
+                (RejectionKind::Internal, "nothing of the request was kept")
             }
         };
         Self::new(kind, detail)

@@ -2,7 +2,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use axum::{
     body::Body,
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::json;
@@ -46,6 +46,10 @@ pub enum RejectionKind {
     StoreUnavailable,
     /// 503 `outcome-unknown`: the connection broke during the commit.
     OutcomeUnknown,
+    /// 503 `time-limit`: the handler took longer than the layer allows.
+    TimeLimit,
+    /// 500 `answer-unreadable`: the stored answer cannot be decoded.
+    AnswerUnreadable,
     /// 500 `response-too-large`: the handler's answer is over the layer's limit.
     ResponseTooLarge,
     /// 500 `response-unsupported`: the handler's answer cannot be stored, or broke off.
@@ -88,9 +92,13 @@ impl RejectionKind {
             Self::ResponseNotRetained => {
                 (StatusCode::CONFLICT, "response-not-retained", "The response was not retained")
             }
-            Self::StoreUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "Nothing was executed"),
+            Self::StoreUnavailable => (StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "Nothing was kept"),
             Self::OutcomeUnknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
+            }
+            Self::TimeLimit => (StatusCode::SERVICE_UNAVAILABLE, "time-limit", "The operation took too long"),
+            Self::AnswerUnreadable => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "answer-unreadable", "The stored response cannot be read")
             }
             Self::ResponseTooLarge => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "response-too-large", "The response is too large")
@@ -130,7 +138,7 @@ impl RejectionKind {
     /// May the same request, under the same key, succeed if it is simply made again?
     #[must_use]
     pub const fn is_retryable(self) -> bool {
-        matches!(self, Self::InFlight | Self::StoreUnavailable | Self::OutcomeUnknown)
+        matches!(self, Self::InFlight | Self::StoreUnavailable | Self::OutcomeUnknown | Self::TimeLimit)
     }
 }
 
@@ -139,7 +147,14 @@ impl RejectionKind {
     /// the next request needs a new key.
     #[must_use]
     pub const fn is_key_reusable(self) -> bool {
-        !matches!(self, Self::InvalidKey | Self::KeyReused | Self::ResponseNotRetained | Self::TransactionEnded)
+        !matches!(
+            self,
+            Self::InvalidKey
+                | Self::KeyReused
+                | Self::ResponseNotRetained
+                | Self::TransactionEnded
+                | Self::AnswerUnreadable
+        )
     }
 }
 
@@ -187,8 +202,8 @@ impl Rejection {
     }
 
     /// The problem document (RFC 9457), with types under `base`.
-    pub(super) fn to_problem(&self, base: &str) -> Response {
-        let (status, name, title) = self.kind.table();
+    pub(super) fn to_problem(&self, base: &str, status: StatusCode) -> Response {
+        let (_, name, title) = self.kind.table();
         let mut problem = json!({
             "type": format!("{base}{name}"),
             "title": title,
@@ -205,11 +220,17 @@ impl Rejection {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         headers.insert(header::CONTENT_LANGUAGE, HeaderValue::from_static("en"));
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if self.kind.is_retryable() {
+        response
+    }
+
+    /// Adds what no refusal goes without.
+    pub(super) fn complete(&self, headers: &mut HeaderMap) {
+        if !headers.contains_key(header::CACHE_CONTROL) {
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        }
+        if self.kind.is_retryable() && !headers.contains_key(header::RETRY_AFTER) {
             headers.insert(header::RETRY_AFTER, Self::RETRY_AFTER);
         }
-        response
     }
 }
 
@@ -223,7 +244,8 @@ impl std::error::Error for Rejection {}
 
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let mut response = self.to_problem(Self::PROBLEM_BASE);
+        let mut response = self.to_problem(Self::PROBLEM_BASE, self.status());
+        self.complete(response.headers_mut());
         response.extensions_mut().insert(self);
         response
     }
@@ -248,7 +270,9 @@ mod tests {
             Kind::InFlight => Some(Kind::ResponseNotRetained),
             Kind::ResponseNotRetained => Some(Kind::StoreUnavailable),
             Kind::StoreUnavailable => Some(Kind::OutcomeUnknown),
-            Kind::OutcomeUnknown => Some(Kind::ResponseTooLarge),
+            Kind::OutcomeUnknown => Some(Kind::TimeLimit),
+            Kind::TimeLimit => Some(Kind::AnswerUnreadable),
+            Kind::AnswerUnreadable => Some(Kind::ResponseTooLarge),
             Kind::ResponseTooLarge => Some(Kind::ResponseUnsupported),
             Kind::ResponseUnsupported => Some(Kind::ConnectionHeld),
             Kind::ConnectionHeld => Some(Kind::TransactionAborted),

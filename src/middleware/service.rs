@@ -14,7 +14,7 @@ use tower_service::Service;
 use tracing::{debug, error};
 
 use super::{
-    body::{Read, Whole, read},
+    body::{Read, Whole, is_length_limit, read},
     exchange::Exchange,
     execute::execute,
     future::ResponseFuture,
@@ -139,19 +139,22 @@ where
     let body = match read(body, config.max_request_bytes).await {
         Read::Whole(whole) => whole,
         Read::TooLarge(_) => return Err(Rejection::request_too_large(config.max_request_bytes).into()),
-        Read::Broken => return Err(Rejection::request_unreadable().into()),
+        Read::Broken(error) if is_length_limit(&error) => {
+            return Err(Rejection::new(RejectionKind::RequestTooLarge, "the request body is over a limit").into());
+        }
+        Read::Broken(_) => return Err(Rejection::request_unreadable().into()),
     };
     let fingerprint = config.fingerprint.of(&parts, &body.bytes);
     let request = IdempotentRequest::new(scope, operation.clone(), key, fingerprint);
     let head = config.replay_guard.is_some().then(|| parts.clone());
     let exchange = Exchange { config: config.clone(), request, head };
 
-    // From here on it goes on if its client goes away.
-    let claimed = claim_and_execute(exchange, inner, parts, body);
-    if config.cancel_on_disconnect {
-        return claimed.await;
-    }
-    Uninterrupted::new(config.idempotency.backlog(), claimed).await
+    let reference = exchange.reference();
+    let answered = claim_and_execute(exchange, inner, parts, body).await;
+    answered.map_err(|stop| match stop {
+        Stop::Refused(rejection) => Stop::Refused(rejection.with_reference(reference)),
+        Stop::Failed(error) => Stop::Failed(error),
+    })
 }
 
 async fn claim_and_execute<S, R>(
@@ -161,23 +164,28 @@ async fn claim_and_execute<S, R>(
     body: Whole,
 ) -> Result<Response, Stop<S::Error>>
 where
-    S: Service<Request<Body>, Response = http::Response<R>>,
+    S: Service<Request<Body>, Response = http::Response<R>> + Send + 'static,
+    S::Future: Send,
+    S::Error: Send + 'static,
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
     parts.extensions.insert(exchange.request.clone());
-    let answered = match exchange.config.idempotency.claim(exchange.request.clone()).await {
-        Ok(Claim::Fresh(attempt)) => execute(&exchange, inner, parts, body, attempt).await,
-        Ok(Claim::Replay(stored)) => exchange.replay(stored).map_err(Stop::from),
-        Ok(Claim::NotRetained(tombstone)) => Err(Rejection::not_retained(Some(tombstone)).into()),
-        Ok(Claim::InProgress) => Err(Rejection::in_flight().into()),
-        Ok(Claim::KeyReused) => Err(Rejection::key_reused().into()),
-        Err(error) => Err(error.into()),
-    };
-    answered.map_err(|stop| match stop {
-        Stop::Refused(rejection) => Stop::Refused(rejection.with_reference(exchange.reference())),
-        Stop::Failed(error) => Stop::Failed(error),
-    })
+    let config = exchange.config.clone();
+    match config.idempotency.claim(exchange.request.clone()).await? {
+        Claim::Fresh(attempt) => {
+            // From here on it goes on if its client goes away.
+            let executed = async move { execute(&exchange, inner, parts, body, attempt).await };
+            if config.cancel_on_disconnect {
+                return executed.await;
+            }
+            Uninterrupted::new(config.idempotency.backlog(), executed).await
+        }
+        Claim::Replay(stored) => Ok(exchange.replay(stored)?),
+        Claim::NotRetained(tombstone) => Err(Rejection::not_retained(Some(tombstone)).into()),
+        Claim::InProgress => Err(Rejection::in_flight().into()),
+        Claim::KeyReused => Err(Rejection::key_reused().into()),
+    }
 }
 
 /// Marks the request, so that a second layer further in does not claim a key of its own.

@@ -1,16 +1,19 @@
 //! The settings of [`IdempotencyLayer`]: a bare word sets a value, `with_` swaps a function.
 
-use std::{ops::RangeInclusive, sync::Arc};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use axum::{
-    http::{HeaderName, HeaderValue, Method, header::InvalidHeaderValue, request::Parts, response},
+    http::{HeaderName, HeaderValue, Method, StatusCode, header::InvalidHeaderValue, request::Parts, response},
     response::Response,
 };
 
 use super::{
-    codec::BodyCodec, disposition::Disposition, header::KeyFormat, layer::IdempotencyLayer, rejection::Rejection,
+    codec::BodyCodec,
+    disposition::Disposition,
+    layer::IdempotencyLayer,
+    rejection::{Rejection, RejectionKind},
 };
-use crate::{Fingerprint, IdempotencyKey, Operation, StoredResponse};
+use crate::{Concurrency, Fingerprint, IdempotencyKey, Operation, Retention, StoredResponse};
 
 /// # What is handled
 impl IdempotencyLayer {
@@ -37,8 +40,29 @@ impl IdempotencyLayer {
     ///
     /// GET, HEAD, OPTIONS, TRACE and CONNECT pass through even if they are listed.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
-        let listed = methods.into_iter().filter(|method| !method.is_safe() && method != Method::CONNECT);
+        const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
+        let listed = methods.into_iter().filter(|method| !NEVER.contains(method));
         self.with(|config| config.methods = listed.collect())
+    }
+
+    /// How long keys are remembered, if not as [`Idempotency::retention`](crate::Idempotency::retention) says.
+    pub fn retention(self, retention: Retention) -> Self {
+        self.with(|config| config.idempotency = config.idempotency.clone().retention(retention))
+    }
+
+    /// What happens to duplicates of a running request, if not what
+    /// [`Idempotency::concurrency`](crate::Idempotency::concurrency) says.
+    pub fn concurrency(self, concurrency: Concurrency) -> Self {
+        self.with(|config| config.idempotency = config.idempotency.clone().concurrency(concurrency))
+    }
+
+    /// How long a handler may take to answer a request with a key, to the last byte of its body. After that it is
+    /// dropped, its work is rolled back, and the client gets 503 `time-limit`. Default: without a limit.
+    ///
+    /// A statement that runs in the database meanwhile ends by itself, and keeps the key until then: give the role a
+    /// `statement_timeout` too.
+    pub fn time_limit(self, limit: Duration) -> Self {
+        self.with(|config| config.time_limit = Some(limit))
     }
 
     /// A request whose client goes away, or that an outer timeout gives up, is rolled back, and its key is free. For
@@ -87,16 +111,19 @@ impl IdempotencyLayer {
 
     /// Keys have to be UUIDs with hyphens; upper and lower case are one key. Default: any key.
     pub fn uuid_keys(self) -> Self {
-        self.with(|config| config.key.format = KeyFormat::Uuid)
+        self.with(|config| config.key.uuid = true)
     }
 
-    /// Keys have to pass `check`; others are refused with 400. Default: any key.
+    /// Keys have to pass `check` as well; others are refused with 400. Default: any key.
     pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        self.with(|config| config.key.format = KeyFormat::Checked(Arc::new(check)))
+        self.with(|config| config.key.check = Some(Arc::new(check)))
     }
 }
 
 /// # What tells a retry from another request
+///
+/// A row that was written under other settings of these matches every request with its key, so that a deployment which
+/// changes them refuses no honest retry.
 impl IdempotencyLayer {
     /// JSON bodies are compared by what they say and not by their bytes, in their canonical form (RFC 8785): order of
     /// members, white space and `1.0` for `1` make no difference. Default: the bytes.
@@ -115,7 +142,7 @@ impl IdempotencyLayer {
     }
 
     /// Stores fingerprints as their HMAC under `secret`, so that nobody who reads the table can find a short body by
-    /// trying. Changing the secret turns retries of what was stored before into 422.
+    /// trying.
     pub fn fingerprint_secret(self, secret: impl AsRef<[u8]>) -> Self {
         self.with(|config| config.fingerprint.secret = Some(secret.as_ref().into()))
     }
@@ -123,7 +150,9 @@ impl IdempotencyLayer {
     /// What tells a retry from another request. Default: method, path, query, `Content-Type` without parameters,
     /// `Content-Encoding`, and the bytes of the body.
     ///
-    /// Multipart bodies, whose bytes differ on every try, are accepted only with such a function.
+    /// Multipart bodies, whose bytes differ on every try, are accepted only with such a function. It replaces
+    /// [`canonical_json`](Self::canonical_json) and [`fingerprint_headers`](Self::fingerprint_headers). When it changes,
+    /// give what it returns another [scheme](Fingerprint::with_scheme).
     pub fn with_fingerprint(self, fingerprint: impl Fn(&Parts, &[u8]) -> Fingerprint + Send + Sync + 'static) -> Self {
         self.with(|config| config.fingerprint.own = Some(Arc::new(fingerprint)))
     }
@@ -236,10 +265,26 @@ impl IdempotencyLayer {
         Ok(self.with(|config| config.documentation = Some(link)))
     }
 
+    /// The challenge in 401 `unscoped`, which HTTP demands (RFC 9110 section 15.5.2). Default: `Bearer`.
+    pub fn challenge(self, challenge: HeaderValue) -> Self {
+        self.with(|config| config.challenge = challenge)
+    }
+
+    /// The status of a kind of refusal, such as 409 for [`KeyReused`](RejectionKind::KeyReused). Anything but 4xx and
+    /// 5xx is ignored. Default: as [`RejectionKind`] says.
+    pub fn rejection_status(self, kind: RejectionKind, status: StatusCode) -> Self {
+        self.with(|config| {
+            if status.is_client_error() || status.is_server_error() {
+                config.statuses.insert(kind, status);
+            }
+        })
+    }
+
     /// How the layer's own refusals look. Default: problem documents (RFC 9457).
     ///
-    /// The status may be another one, such as 409 instead of 422, as long as it is 4xx or 5xx; otherwise the refusal's
-    /// own is set. The [`Rejection`] is put into the response's extensions afterwards.
+    /// The status may be another one, as long as it is 4xx or 5xx; otherwise the refusal's own is set.
+    /// `Cache-Control: no-store` and, where it helps, `Retry-After` are added if they are missing, and the [`Rejection`]
+    /// is put into the response's extensions.
     pub fn with_rejection_response(self, render: impl Fn(&Rejection) -> Response + Send + Sync + 'static) -> Self {
         self.with(|config| config.rejection = Some(Arc::new(render)))
     }

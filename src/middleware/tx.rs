@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
 use super::rejection::{Rejection, RejectionKind};
 use crate::{
-    Error, Idempotency,
+    Error, ErrorKind, Idempotency,
     engine::{Attempt, Unkeyed, probe},
 };
 
@@ -179,21 +179,24 @@ impl Slot {
     }
 
     /// After a failure: rolls back what is there, so that the key is free when the client is answered.
-    pub(super) async fn release(&self) {
+    ///
+    /// # Errors
+    ///
+    /// The handler has ended the transaction itself. Other failures mean a connection that is gone, and the server rolls
+    /// back on its own.
+    pub(super) async fn release(&self) -> Result<(), Error> {
         let released = match self.take() {
             Ok(Some(Open::Attempt(attempt))) => attempt.release().await,
             Ok(Some(Open::Unkeyed(unkeyed))) => unkeyed.rollback().await,
             Ok(None) | Err(_) => Ok(()),
         };
-        if let Err(error) = released {
-            tolerate(&error);
-        }
+        released.or_else(tolerate)
     }
 }
 
-/// A rollback that fails means a connection that is gone, and the server rolls back on its own; or the handler has ended
-/// the transaction itself, and its operator should know.
-pub(super) fn tolerate(error: &Error) {
-    let error = error as &dyn std::error::Error;
-    tracing::error!(error, source = error.source(), "the handler's work could not be rolled back");
+/// A rollback that failed, unless because the handler had ended the transaction: the server rolls back on its own.
+pub(super) fn tolerate(error: Error) -> Result<(), Error> {
+    let shown = &error as &dyn std::error::Error;
+    tracing::error!(error = shown, source = shown.source(), "the handler's work could not be rolled back");
+    if error.kind() == ErrorKind::TransactionEnded { Err(error) } else { Ok(()) }
 }

@@ -2,13 +2,14 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, Database, Executor as _, PgConnection, PgPool, Postgres, SqlStr, pool::PoolConnection};
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, time::timeout};
 
 use super::error::{before_commit, during_commit};
 use crate::{Error, ErrorKind, error::Ended};
 
-/// How long a transaction that was dropped may take to roll back before its connection is closed instead.
-const ROLLBACK_LIMIT: Duration = Duration::from_secs(5);
+/// How long a rollback may take before the connection is closed instead: a statement that was cut off may still be
+/// running, and the connection answers only when it has ended. Closing it leaves that to the server.
+pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 type Manager = <Postgres as Database>::TransactionManager;
 
@@ -85,7 +86,10 @@ impl Transaction {
     #[expect(clippy::expect_used, reason = "only methods that take `self` by value empty it")]
     pub(crate) async fn end(mut self) -> Result<PoolConnection<Postgres>, Error> {
         self.sound = false;
-        roll_back(self.connection()).await.map_err(before_commit)?;
+        match timeout(ROLLBACK_LIMIT, roll_back(self.connection())).await {
+            Ok(rolled_back) => rolled_back.map_err(before_commit)?,
+            Err(elapsed) => return Err(Error::with_source(ErrorKind::StoreUnavailable, elapsed)),
+        }
         Ok(self.connection.take().expect("BUG: the transaction has ended"))
     }
 
@@ -109,7 +113,7 @@ impl Drop for Transaction {
             return;
         }
         drop(self.runtime.spawn(async move {
-            let rolled_back = tokio::time::timeout(ROLLBACK_LIMIT, roll_back(&mut connection)).await;
+            let rolled_back = timeout(ROLLBACK_LIMIT, roll_back(&mut connection)).await;
             if !matches!(rolled_back, Ok(Ok(()))) {
                 connection.close_on_drop();
             }

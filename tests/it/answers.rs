@@ -460,7 +460,7 @@ async fn a_body_codec_decides_how_bodies_lie_in_the_database() {
     assert_eq!(stored, b"k:olleh");
 
     sqlx::query("update idempotency.keys set body = 'other:x'").execute(&mut connection).await.unwrap();
-    ask("k", "hello").await.unwrap().assert_refused(RejectionKind::Internal);
+    ask("k", "hello").await.unwrap().assert_refused(RejectionKind::AnswerUnreadable);
 
     gate.open();
     ask("l", "cannot be encoded").await.unwrap().assert_refused(RejectionKind::Internal);
@@ -497,7 +497,7 @@ async fn r56_r57_refusals_are_valid_problem_documents_whatever_the_client_accept
 }
 
 #[tokio::test]
-async fn r29_a_renderer_may_choose_another_status_but_never_a_success() {
+async fn r29_a_renderer_may_choose_another_status_but_never_a_success_and_loses_no_field() {
     let database = Database::fresh().await;
     for (chosen, given) in [(409, 409), (400, 400), (200, 422), (302, 422)] {
         let idempotent = plain(&database).await.with_rejection_response(move |rejection| {
@@ -508,7 +508,209 @@ async fn r29_a_renderer_may_choose_another_status_but_never_a_success() {
         let reused = reply(&app, post("/things").key("k").body("other")).await;
         assert_eq!(reused.status, given);
         assert_eq!(reused.kind(), Some(RejectionKind::KeyReused));
+        assert_eq!(reused.headers["cache-control"], "no-store");
     }
+    let pool = database.pool().await;
+    pool.close().await;
+    let own =
+        layer(Idempotency::new(pool)).with_rejection_response(|_| StatusCode::SERVICE_UNAVAILABLE.into_response());
+    let away = reply(&app_with(own, create), post("/things").key("k")).await;
+    assert_eq!((away.status.as_u16(), &away.headers["retry-after"]), (503, &HeaderValue::from_static("1")));
+}
+
+#[tokio::test]
+async fn r29_the_status_of_a_refusal_is_a_setting_and_stands_in_the_document() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database)
+        .await
+        .rejection_status(RejectionKind::KeyReused, StatusCode::CONFLICT)
+        .rejection_status(RejectionKind::MissingKey, StatusCode::OK);
+    let app = app_with(idempotent, create);
+    reply(&app, post("/things").key("k")).await;
+    let reused = reply(&app, post("/things").key("k").body("other")).await;
+    assert_eq!((reused.status.as_u16(), &reused.json()["status"]), (409, &json!(409)));
+    assert_eq!(reply(&app, post("/things")).await.status, 400, "no refusal is a success");
+}
+
+#[tokio::test]
+async fn r5_a_401_carries_a_challenge() {
+    let database = Database::fresh().await;
+    let plainly = app_with(plain(&database).await, create);
+    let refused = reply(&plainly, post("/things").key("k").nobody()).await;
+    assert_eq!(refused.headers["www-authenticate"], "Bearer");
+    let own = plain(&database).await.challenge(HeaderValue::from_static("Basic realm=\"x\""));
+    let refused = reply(&app_with(own, create), post("/things").key("k").nobody()).await;
+    assert_eq!(refused.headers["www-authenticate"], "Basic realm=\"x\"");
+}
+
+#[tokio::test]
+async fn r44_a_handler_cannot_bring_the_marker_or_the_layers_other_fields() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database).await.expiry_header(name("x-expires")).not_retained_header(name("x-gone"));
+    // As if it passed on what another service has answered.
+    let app = app_with(idempotent, async || {
+        ([("idempotent-replayed", "true"), ("x-expires", "never"), ("x-gone", "true")], "x")
+    });
+    let first = reply(&app, post("/things").key("k")).await;
+    assert!(!first.replayed());
+    assert!(first.headers["x-expires"] != "never" && !first.headers.contains_key("x-gone"));
+    assert!(reply(&app, post("/things").key("k")).await.replayed());
+}
+
+#[tokio::test]
+async fn r41_an_extractors_refusal_is_answered_like_the_layers_own_and_never_stored() {
+    let database = Database::fresh().await;
+    let idempotent =
+        plain(&database).await.with_disposition(|_| Disposition::Commit).problem_base("https://api.example/");
+    for idempotent in [idempotent.clone(), idempotent.optional()] {
+        let app = app_with(idempotent, async |_one: Tx, _two: Tx| StatusCode::CREATED);
+        for ask in [post("/things").key("k"), post("/things")] {
+            let refused = reply(&app, ask).await;
+            if refused.kind() != Some(RejectionKind::MissingKey) {
+                refused.assert_refused(RejectionKind::Misconfigured);
+            }
+            assert!(refused.json()["type"].as_str().unwrap().starts_with("https://api.example/"));
+        }
+    }
+    assert_eq!(database.rows().await, []);
+}
+
+#[tokio::test]
+async fn the_outcome_is_in_the_extensions_for_metrics_outside() {
+    use axum_idempotency::{Outcome, Rejection};
+    use tower::ServiceExt as _;
+
+    let database = Database::fresh().await;
+    let app = app_with(plain(&database).await, answering(402));
+    let ask = async |body: &'static str| {
+        let request = post("/things").key("k").body(body).into_request();
+        let response = app.clone().oneshot(request).await.unwrap();
+        (response.extensions().get::<Outcome>().copied(), response.extensions().get::<Rejection>().is_some())
+    };
+    assert_eq!(ask("a").await, (Some(Outcome::Executed(Disposition::Reject)), false));
+    assert_eq!(ask("a").await, (Some(Outcome::Replayed), false));
+    assert_eq!(ask("b").await, (None, true));
+}
+
+#[tokio::test]
+async fn retention_and_concurrency_can_be_a_routes_own() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database).await;
+    let forever = app_with(idempotent.clone().operation("kept").retention(Retention::forever()), create);
+    reply(&forever, post("/things").key("k")).await;
+    reply(&app_with(idempotent.clone().operation("usual"), create), post("/things").key("k")).await;
+    let rows = database.rows().await;
+    assert_eq!(rows.iter().map(|row| row.expires_at.is_some()).collect::<Vec<_>>(), [false, true]);
+
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let rejecting = idempotent.operation("slow").concurrency(axum_idempotency::Concurrency::Reject);
+    let app = app_with(rejecting, move |_tx: Tx| async move { inside.pass().await });
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { reply(&app, post("/things").key("k")).await }
+    });
+    gate.entered().await;
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::InFlight);
+    gate.open();
+    assert_eq!(first.await.unwrap().status, StatusCode::OK);
+}
+
+/// Wherever the handler hangs: in itself, in its answer's body, or in a statement that the database goes on with.
+#[tokio::test]
+async fn g8_a_time_limit_ends_what_hangs_and_rolls_it_back() {
+    let database = Database::fresh().await;
+    let limited = |operation: &str| {
+        let limit = std::time::Duration::from_millis(50);
+        layer(Idempotency::new(database.pool_lazily())).operation(operation).time_limit(limit)
+    };
+    let handler = app_with(limited("handler"), |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        std::future::pending::<()>().await;
+    });
+    let body = app_with(limited("body"), |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        Body::from_stream(stream::pending::<Result<String, std::io::Error>>())
+    });
+    let statement = app_with(limited("statement"), |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        sqlx::query("select pg_sleep(60)").execute(&mut *tx).await.unwrap();
+    });
+    for app in [handler, body, statement] {
+        let began = std::time::Instant::now();
+        let refused = reply(&app, post("/things").key("k")).await;
+        refused.assert_refused(RejectionKind::TimeLimit);
+        // Not the sixty seconds that the statement takes.
+        assert!(began.elapsed() < std::time::Duration::from_secs(20));
+    }
+    assert_eq!((database.effects().await, database.rows().await.len()), (0, 0));
+}
+
+/// A subscriber that keeps all that the crate says, at every level.
+#[tokio::test]
+async fn r21_neither_keys_nor_bodies_are_logged_whatever_happens() {
+    use std::sync::{Arc, Mutex};
+    use tracing_subscriber::fmt::MakeWriter;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl MakeWriter<'_> for Lines {
+        type Writer = Self;
+
+        fn make_writer(&self) -> Self {
+            self.clone()
+        }
+    }
+
+    let lines = Lines::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
+        .with_writer(lines.clone())
+        .with_env_filter("axum_idempotency=trace")
+        .finish();
+    let _here = tracing::subscriber::set_default(subscriber);
+
+    let database = Database::fresh().await;
+    let idempotent = plain(&database).await.max_response_bytes(50);
+    let app = app_with(idempotent, |mut tx: Tx, body: String| async move {
+        match body.as_str() {
+            "aborted-secret" => drop(sqlx::query("select 1 / 0").execute(&mut *tx).await),
+            "ended-secret" => drop(sqlx::query("commit").execute(&mut *tx).await),
+            "large-secret" => return "answer-secret ".repeat(100),
+            _ => {}
+        }
+        "answer-secret".to_owned()
+    });
+    for (key, body) in [
+        ("key-secret-1", "first-secret"),
+        ("key-secret-1", "first-secret"),
+        ("key-secret-1", "other-secret"),
+        ("key-secret-2", "aborted-secret"),
+        ("key-secret-3", "ended-secret"),
+        ("key-secret-4", "large-secret"),
+        ("key secret", "invalid-secret"),
+    ] {
+        reply(&app, post("/things").key(key).body(body)).await;
+    }
+    let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    for expected in
+        ["replayed", "key-reused", "transaction-aborted", "transaction-ended", "response-too-large", "POST /things"]
+    {
+        assert!(logged.contains(expected), "{expected} is logged: {logged}");
+    }
+    assert!(!logged.contains("secret"), "{logged}");
 }
 
 #[tokio::test]

@@ -106,6 +106,15 @@ async fn listed_methods_are_handled_and_safe_ones_never() {
         assert!(!reply(&app, ask(method.clone())).await.replayed());
         assert!(reply(&app, ask(method)).await.replayed());
     }
+    let query = Method::from_bytes(b"QUERY").unwrap();
+    let listed = layer(Idempotency::new(database.pool().await)).methods([query.clone()]);
+    let service = ServiceBuilder::new().layer(listed).service_fn(async |_request: axum::extract::Request| {
+        Ok::<_, String>(axum::http::Response::new(Body::from("found")))
+    });
+    for replayed in [false, true] {
+        let response = service.clone().oneshot(ask(query.clone()).into_request()).await.unwrap();
+        assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed, "R1: unless it is listed");
+    }
     for method in [Method::GET, Method::POST] {
         assert!(!reply(&app, ask(method.clone())).await.replayed());
         assert!(!reply(&app, ask(method)).await.replayed());

@@ -97,7 +97,7 @@ async fn a_fingerprint_function_of_the_applications_decides() {
 }
 
 #[tokio::test]
-async fn r28_a_row_of_an_unknown_fingerprint_version_matches() {
+async fn r28_a_row_of_an_unknown_fingerprint_scheme_matches() {
     let database = Database::fresh().await;
     let app = app(&database.pool().await, create);
     reply(&app, post("/things").key("k").body("a")).await;
@@ -107,4 +107,31 @@ async fn r28_a_row_of_an_unknown_fingerprint_version_matches() {
         .await
         .unwrap();
     assert!(reply(&app, post("/things").key("k").body("b")).await.replayed());
+}
+
+#[tokio::test]
+async fn r28_a_deployment_that_changes_what_is_compared_refuses_no_honest_retry() {
+    let database = Database::fresh().await;
+    let base = || layer(Idempotency::new(database.pool_lazily()));
+    let name = axum::http::HeaderName::from_static;
+    let settings = [
+        base(),
+        base().canonical_json(),
+        base().fingerprint_headers([name("x-a")]),
+        base().fingerprint_headers([name("x-b")]),
+        base().fingerprint_secret("one"),
+        base().fingerprint_secret("two"),
+        base().with_fingerprint(|_, body| Fingerprint::of([body])),
+        base().with_fingerprint(|_, body| Fingerprint::of([body]).with_scheme(7)),
+    ];
+    let ask = |key: &str, body: &'static str| post("/things").key(key).header("x-a", "1").body(body);
+    for (n, before) in settings.iter().enumerate() {
+        let key = n.to_string();
+        let before = app_with(before.clone(), create);
+        reply(&before, ask(&key, "first")).await;
+        reply(&before, ask(&key, "other")).await.assert_refused(RejectionKind::KeyReused);
+        for after in &settings {
+            assert!(reply(&app_with(after.clone(), create), ask(&key, "first")).await.replayed());
+        }
+    }
 }

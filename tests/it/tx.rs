@@ -193,6 +193,13 @@ async fn without_a_key_a_handler_that_ends_its_transaction_is_answered_500() {
 }
 
 #[tokio::test]
+async fn r6_without_a_key_a_protocol_switch_is_refused_as_well() {
+    let database = Database::fresh().await;
+    let app = optional(&database, async |_tx: Tx| StatusCode::SWITCHING_PROTOCOLS).await;
+    reply(&app, post("/things")).await.assert_refused(RejectionKind::ResponseUnsupported);
+}
+
+#[tokio::test]
 async fn f25_without_a_key_a_handler_that_keeps_its_connection_is_answered_500() {
     let database = Database::fresh().await;
     let app = optional(&database, |mut tx: Tx| async move {
