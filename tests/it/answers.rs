@@ -681,6 +681,8 @@ async fn r21_neither_keys_nor_bodies_are_logged_whatever_happens() {
         .with_env_filter("axum_idempotency=trace")
         .finish();
     let _here = tracing::subscriber::set_default(subscriber);
+    // While there is only one, what other tests' threads come by first is switched off for all.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
 
     let database = Database::fresh().await;
     let idempotent = plain(&database).await.max_response_bytes(50);

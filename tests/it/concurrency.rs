@@ -367,7 +367,7 @@ async fn f37_after_kill_9_in_mid_handler_a_duplicate_elsewhere_executes_at_once(
     let mut two = TwoServers::start().await;
     // It would sleep for a minute.
     let first = tokio::spawn(two.charge(0, "60000").send());
-    two.database.until_idle_in_transaction().await;
+    two.database.until_idle_after("insert into charge").await;
     let second = tokio::spawn(two.charge(1, "0").send());
     two.database.until_waiting(1).await;
     let killed = std::time::Instant::now();

@@ -157,9 +157,9 @@ impl Database {
         self.until(count, "wait_event_type = 'Lock'").await;
     }
 
-    /// Waits until a transaction is open and its owner is busy with something else.
-    pub async fn until_idle_in_transaction(&self) {
-        self.until(1, "state = 'idle in transaction'").await;
+    /// Waits until a transaction is open whose last statement began so, and its owner is busy with something else.
+    pub async fn until_idle_after(&self, statement: &str) {
+        self.until(1, &format!("state = 'idle in transaction' and query like '{statement}%'")).await;
     }
 
     /// Queues for the advisory lock that the only open attempt holds, and has it when this returns, in a transaction:
