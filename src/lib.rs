@@ -73,7 +73,7 @@ pub use self::{
     operation::Operation,
     postgres::schema::{MIGRATOR, migrate},
     request::IdempotentRequest,
-    response::{StoredResponse, Tombstone, Window},
+    response::{Found, StoredResponse, Tombstone, Window},
     retention::{InvalidRetention, Retention},
     scope::Scope,
 };
@@ -96,6 +96,9 @@ pub mod _docs {
 
     #[doc = include_str!("docs/clients.md")]
     pub mod clients {}
+
+    #[doc = include_str!("docs/windows.md")]
+    pub mod windows {}
 
     #[doc = include_str!("../CHANGELOG.md")]
     pub mod changelog {}

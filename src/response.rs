@@ -24,6 +24,8 @@ struct Parts {
 pub struct Window {
     /// When the key was first used.
     pub first_used: SystemTime,
+    /// From when on the answer is not replayed any more; `None` if never.
+    pub replay_ends: Option<SystemTime>,
     /// From when on the key counts as never used; `None` if never.
     pub expires: Option<SystemTime>,
 }
@@ -35,6 +37,17 @@ pub struct Tombstone {
     pub status: StatusCode,
     /// When that was, and how long the key stays taken.
     pub window: Option<Window>,
+}
+
+/// What is known of a key that was answered; see [`Idempotency::lookup`](crate::Idempotency::lookup).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// The size of the body that is kept; `None` if the answer is not kept any more, or never was.
+    pub body_bytes: Option<u64>,
+    /// When it was given, and how long it is kept.
+    pub window: Window,
 }
 
 impl StoredResponse {

@@ -29,7 +29,7 @@ pub(crate) use self::{backlog::Backlog, uninterrupted::Uninterrupted};
 #[cfg(feature = "axum")]
 pub(crate) use crate::postgres::transaction::probe;
 use crate::{
-    Error, IdempotentRequest, Retention, StoredResponse,
+    Error, Found, IdempotencyKey, IdempotentRequest, Operation, Retention, Scope, StoredResponse,
     postgres::{self, Prepared},
 };
 
@@ -215,14 +215,50 @@ impl Idempotency {
         postgres::record::record(connection, request, response, self.0.prepared).await
     }
 
-    /// Deletes up to `limit` expired rows and says how many there were. Whether and when this happens changes no
-    /// answer: an expired row counts as absent. See [`Pruner`] for doing it regularly.
+    /// Deletes up to `limit` expired rows, drops up to `limit` answers that are not replayed any more, and says how many
+    /// rows that were. Whether and when this happens changes no answer: an expired row counts as absent, and an answer
+    /// whose window has ended as not kept. See [`Pruner`] for doing it regularly.
     ///
     /// # Errors
     ///
-    /// What the database says; nothing was deleted.
+    /// What the database says.
     pub async fn prune(&self, limit: u32) -> Result<u64, Error> {
         postgres::prune::prune(&self.0.pool, limit, self.0.prepared).await
+    }
+
+    /// What became of a key; `None` if it was not used, has expired, or is being executed right now, which nobody can
+    /// see before the commit. For operators and support.
+    ///
+    /// # Errors
+    ///
+    /// What the database says, or that the row holds no complete answer.
+    pub async fn lookup(
+        &self,
+        scope: &Scope,
+        operation: &Operation,
+        key: &IdempotencyKey,
+    ) -> Result<Option<Found>, Error> {
+        postgres::lookup::lookup(&self.0.pool, scope, operation, key, self.0.prepared).await
+    }
+
+    /// Deletes all keys of one owner with their answers, in batches of a thousand, and says how many there were: for an
+    /// owner who leaves, or asks for his data to be deleted. Whatever he repeats after that executes as new. A request
+    /// of his that is being executed meanwhile leaves its key; ask again when it has ended.
+    ///
+    /// # Errors
+    ///
+    /// What the database says; some batches may be gone.
+    pub async fn forget(&self, scope: &Scope) -> Result<u64, Error> {
+        const BATCH: u32 = 1_000;
+
+        let mut forgotten = 0;
+        loop {
+            let rows = postgres::prune::forget(&self.0.pool, scope, BATCH, self.0.prepared).await?;
+            forgotten += rows;
+            if rows < u64::from(BATCH) {
+                return Ok(forgotten);
+            }
+        }
     }
 }
 

@@ -89,7 +89,7 @@ impl Exchange {
     /// Adds what the layer was told to say about an answer; `kept` is whether there will be a replay of it.
     pub(super) fn annotate(&self, headers: &mut HeaderMap, window: Option<Window>, kept: bool) {
         let config = &self.config;
-        if let Some(expires) = window.filter(|_| kept).and_then(|window| window.expires) {
+        if let Some(expires) = window.filter(|_| kept).and_then(|window| window.replay_ends) {
             set(headers, config.expiry_header.as_ref(), || httpdate::fmt_http_date(expires));
         }
         if let Some(reference) = self.reference() {

@@ -61,7 +61,7 @@ const NEXT_TO_NOTHING: Duration = Duration::from_millis(50);
 /// engines refuse.
 const CLAIM: &str = "\
 with live as materialized (
-  select fingerprint, status, header_names, header_values, body, created_at, expires_at
+  select fingerprint, status, header_names, header_values, body, created_at, expires_at, replay_until
     from idempotency.keys
    where scope = $1 and operation = $2 and key = $3
      and (expires_at is null or expires_at > now())
@@ -74,24 +74,31 @@ with live as materialized (
     from setting
 ), claim as (
   insert into idempotency.keys as present
-         (scope, operation, key, fingerprint, created_at, expires_at, status, header_names, header_values, body)
-  select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', $9, $10, $11, $12
+         (scope, operation, key, fingerprint, created_at, expires_at, replay_until,
+          status, header_names, header_values, body)
+  select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', now() + $13 * interval '1 microsecond',
+         $9, $10, $11, $12
     from gate
    where gate.free
   on conflict (scope, operation, key) do update
      set fingerprint = excluded.fingerprint, created_at = excluded.created_at, expires_at = excluded.expires_at,
+         replay_until = excluded.replay_until,
          status = excluded.status, header_names = excluded.header_names, header_values = excluded.header_values,
          body = excluded.body
    where present.expires_at <= excluded.created_at
-  returning created_at, expires_at
+  returning created_at, expires_at, replay_until
 )
 select counted.claims = 1 as ours,
        coalesce(gate.free, true) as tried,
        case when setting.lock_timeout is not null then set_config('lock_timeout', setting.lock_timeout, true) end,
        live.fingerprint, live.status, live.header_names, live.header_values, live.body,
        (extract(epoch from coalesce(live.created_at, counted.created_at)) * 1000000)::bigint as first_used,
-       (extract(epoch from coalesce(live.expires_at, counted.expires_at)) * 1000000)::bigint as expires
-  from (select count(*) as claims, min(created_at) as created_at, min(expires_at) as expires_at from claim) counted
+       (extract(epoch from coalesce(live.expires_at, counted.expires_at)) * 1000000)::bigint as expires,
+       (extract(epoch from coalesce(live.replay_until, counted.replay_until)) * 1000000)::bigint as replay_until,
+       coalesce(live.replay_until <= now(), false) as faded
+  from (select count(*) as claims, min(created_at) as created_at, min(expires_at) as expires_at,
+               min(replay_until) as replay_until
+          from claim) counted
   left join setting on true
   left join gate on true
   left join live on true
@@ -101,7 +108,9 @@ select counted.claims = 1 as ours,
 const READ: &str = "\
 select fingerprint, status, header_names, header_values, body,
        (extract(epoch from created_at) * 1000000)::bigint as first_used,
-       (extract(epoch from expires_at) * 1000000)::bigint as expires
+       (extract(epoch from expires_at) * 1000000)::bigint as expires,
+       (extract(epoch from replay_until) * 1000000)::bigint as replay_until,
+       coalesce(replay_until <= now(), false) as faded
   from idempotency.keys
  where scope = $1 and operation = $2 and key = $3
    and (expires_at is null or expires_at > now())
@@ -130,7 +139,7 @@ pub(crate) async fn claim(
         .bind(request.operation().as_str())
         .bind(request.key().as_str())
         .bind(request.fingerprint().to_stored().as_slice())
-        .bind(retention.as_micros())
+        .bind(retention.keep_micros())
         // Zero would mean "wait for ever".
         .bind(format!("{}ms", bound.as_millis().clamp(1, i32::MAX as u128)))
         .bind(request.lock_number())
@@ -139,6 +148,7 @@ pub(crate) async fn claim(
         .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
         .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
         .bind(answer.as_ref().and_then(|columns| columns.body))
+        .bind(retention.replay_micros())
         .persistent(prepared.kept())
         .fetch_one(&mut *connection)
         .await;
@@ -205,13 +215,19 @@ fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
     let Some(fingerprint) = row.try_get("fingerprint").map_err(before_commit)? else {
         return Ok(None);
     };
-    Ok(Some(Stored { fingerprint, response: response(row)?.with_window(window(row)?) }))
+    let response = response(row)?;
+    let faded: bool = row.try_get("faded").map_err(before_commit)?;
+    let response = if faded { StoredResponse::not_retained(response.status()) } else { response };
+    Ok(Some(Stored { fingerprint, response: response.with_window(window(row)?) }))
 }
 
-fn window(row: &PgRow) -> Result<Window, Error> {
-    let first_used: Option<i64> = row.try_get("first_used").map_err(before_commit)?;
-    let expires: Option<i64> = row.try_get("expires").map_err(before_commit)?;
-    Ok(Window { first_used: moment(first_used.unwrap_or_default()), expires: expires.map(moment) })
+pub(super) fn window(row: &PgRow) -> Result<Window, Error> {
+    let at = |column| -> Result<Option<SystemTime>, Error> {
+        let micros: Option<i64> = row.try_get(column).map_err(before_commit)?;
+        Ok(micros.map(moment))
+    };
+    let (expires, replay_until) = (at("expires")?, at("replay_until")?);
+    Ok(Window { first_used: at("first_used")?.unwrap_or(UNIX_EPOCH), replay_ends: replay_until.or(expires), expires })
 }
 
 /// Microseconds since 1970, which may have been before it.

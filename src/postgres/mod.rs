@@ -2,6 +2,7 @@
 
 pub(crate) mod claim;
 pub(crate) mod error;
+pub(crate) mod lookup;
 pub(crate) mod prune;
 pub(crate) mod record;
 pub(crate) mod schema;

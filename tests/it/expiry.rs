@@ -192,3 +192,120 @@ async fn f13_f48_a_slow_attempt_is_not_overtaken_when_its_window_ends() {
     assert_ne!(slow.body, second.body);
     assert_eq!(database.effects().await, 2);
 }
+
+/// The answer for a while, the key for longer.
+fn refusing(database: &Database) -> Idempotency {
+    let hour = Duration::from_secs(3_600);
+    let retention = Retention::new(hour).unwrap().refuse_for(2 * hour).unwrap();
+    Idempotency::new(database.pool_lazily()).retention(retention)
+}
+
+/// Lets the answers' window end, an hour and a second ago.
+async fn fade(database: &Database) {
+    sqlx::query(
+        "update idempotency.keys set created_at = created_at - interval '3601 seconds',
+                replay_until = replay_until - interval '3601 seconds', expires_at = expires_at - interval '3601 seconds'",
+    )
+    .execute(&mut database.connection().await)
+    .await
+    .unwrap();
+}
+
+#[tokio::test]
+async fn a_duplicate_after_the_replay_window_is_refused_and_not_executed_pruned_or_not() {
+    use axum_idempotency::RejectionKind;
+
+    let database = Database::fresh().await;
+    let idempotency = refusing(&database);
+    let app = app_with(layer(idempotency.clone()), create);
+    reply(&app, post("/things").key("k").body("a")).await;
+    assert!(reply(&app, post("/things").key("k").body("a")).await.replayed());
+    fade(&database).await;
+    for dropped in [1, 0] {
+        let late = reply(&app, post("/things").key("k").body("a")).await;
+        late.assert_refused(RejectionKind::ResponseNotRetained);
+        assert!(late.text().contains("GMT"));
+        reply(&app, post("/things").key("k").body("b")).await.assert_refused(RejectionKind::KeyReused);
+        assert_eq!(idempotency.prune(10).await.unwrap(), dropped);
+    }
+    let kept: i64 = sqlx::query_scalar("select count(body) + count(header_names) from idempotency.keys")
+        .fetch_one(&mut database.connection().await)
+        .await
+        .unwrap();
+    assert_eq!(kept, 0, "the answer is gone, the key is not");
+    reply(&app, post("/things").key("k").body("a")).await.assert_refused(RejectionKind::ResponseNotRetained);
+    assert_eq!(database.effects().await, 1);
+    database.expire().await;
+    assert_eq!(reply(&app, post("/things").key("k").body("b")).await.status, 201, "in the end it is forgotten");
+    assert!(reply(&app, post("/things").key("k").body("b")).await.replayed(), "and has a window of its own again");
+}
+
+#[tokio::test]
+async fn the_expiry_header_names_the_end_of_the_replays_and_the_key_lives_on() {
+    let database = Database::fresh().await;
+    let name = axum::http::HeaderName::from_static("x-expires");
+    let app = app_with(layer(refusing(&database)).expiry_header(name.clone()), create);
+    let first = reply(&app, post("/things").key("k")).await;
+    let (replays, key): (String, f64) = sqlx::query_as(
+        "select to_char(date_trunc('second', replay_until at time zone 'UTC'), 'Dy, DD Mon YYYY HH24:MI:SS \"GMT\"'),
+                extract(epoch from expires_at - created_at)::float8
+           from idempotency.keys",
+    )
+    .fetch_one(&mut database.connection().await)
+    .await
+    .unwrap();
+    assert_eq!((first.headers[&name].to_str().unwrap(), key), (replays.as_str(), 7_200.0));
+}
+
+#[tokio::test]
+async fn a_key_can_be_looked_up_by_an_operator() {
+    use axum_idempotency::{IdempotencyKey, Operation, Scope};
+
+    let database = Database::fresh().await;
+    let idempotency = refusing(&database);
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let app = app_with(layer(idempotency.clone()), move |_tx: Tx| async move {
+        inside.pass().await;
+        (axum::http::StatusCode::CREATED, "hello")
+    });
+    let (operation, key) = (Operation::new("POST /things"), IdempotencyKey::new("k").unwrap());
+    let look = async |owner: &str| idempotency.lookup(&Scope::new(owner), &operation, &key).await.unwrap();
+    assert_eq!(look("alice").await, None);
+    let running = tokio::spawn(async move { reply(&app, post("/things").key("k")).await });
+    gate.entered().await;
+    assert_eq!(look("alice").await, None, "nobody can see it before the commit");
+    gate.open();
+    running.await.unwrap();
+    let found = look("alice").await.unwrap();
+    assert_eq!((found.status.as_u16(), found.body_bytes), (201, Some(5)));
+    assert_eq!(look("bob").await, None);
+    let (ends, expires) = (found.window.replay_ends.unwrap(), found.window.expires.unwrap());
+    assert_eq!(ends.duration_since(found.window.first_used).unwrap(), Duration::from_secs(3_600));
+    assert_eq!(expires.duration_since(found.window.first_used).unwrap(), Duration::from_secs(7_200));
+    fade(&database).await;
+    assert_eq!(look("alice").await.unwrap().body_bytes, None, "a tombstone");
+    database.expire().await;
+    assert_eq!(look("alice").await, None);
+}
+
+#[tokio::test]
+async fn an_owners_keys_are_forgotten_in_batches_and_nobody_elses() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let app = app_with(layer(idempotency.clone()), create);
+    for owner in ["alice", "bob"] {
+        reply(&app, post("/things").key("k").owner(owner)).await;
+    }
+    sqlx::query(
+        "insert into idempotency.keys (scope, operation, key, fingerprint, status, header_names, header_values, body)
+         select 'alice', 'many', n::text, '', 200, '{}', '{}', '' from generate_series(1, 2500) n",
+    )
+    .execute(&mut database.connection().await)
+    .await
+    .unwrap();
+    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap(), 2_501);
+    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap(), 0);
+    assert!(reply(&app, post("/things").key("k").owner("bob")).await.replayed());
+    assert!(!reply(&app, post("/things").key("k").owner("alice")).await.replayed());
+}

@@ -1,0 +1,51 @@
+//! What became of a key, for an operator.
+
+use http::StatusCode;
+use sqlx::{PgPool, Row as _, postgres::PgRow};
+
+use super::{Prepared, claim::window, error::before_commit, transaction::Transaction};
+use crate::{Error, ErrorKind, Found, IdempotencyKey, Operation, Scope};
+
+const LOOKUP: &str = "\
+select status, octet_length(body)::bigint as bytes,
+       (extract(epoch from created_at) * 1000000)::bigint as first_used,
+       (extract(epoch from expires_at) * 1000000)::bigint as expires,
+       (extract(epoch from replay_until) * 1000000)::bigint as replay_until,
+       coalesce(replay_until <= now(), false) as faded
+  from idempotency.keys
+ where scope = $1 and operation = $2 and key = $3
+   and (expires_at is null or expires_at > now())
+";
+
+pub(crate) async fn lookup(
+    pool: &PgPool,
+    scope: &Scope,
+    operation: &Operation,
+    key: &IdempotencyKey,
+    prepared: Prepared,
+) -> Result<Option<Found>, Error> {
+    let mut transaction = Transaction::begin(pool).await?;
+    let row = sqlx::query(LOOKUP)
+        .bind(scope.as_stored())
+        .bind(operation.as_str())
+        .bind(key.as_str())
+        .persistent(prepared.kept())
+        .fetch_optional(transaction.connection())
+        .await
+        .map_err(before_commit)?;
+    transaction.rollback().await?;
+    row.as_ref().map(found).transpose()
+}
+
+fn found(row: &PgRow) -> Result<Found, Error> {
+    let status: Option<i16> = row.try_get("status").map_err(before_commit)?;
+    let status = status.ok_or_else(|| Error::new(ErrorKind::Unanswered))?;
+    let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
+    let bytes: Option<i64> = row.try_get("bytes").map_err(before_commit)?;
+    let faded: bool = row.try_get("faded").map_err(before_commit)?;
+    Ok(Found {
+        status: status.ok_or_else(|| Error::new(ErrorKind::CorruptRow))?,
+        body_bytes: bytes.filter(|_| !faded).and_then(|bytes| u64::try_from(bytes).ok()),
+        window: window(row)?,
+    })
+}
