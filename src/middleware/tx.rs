@@ -97,10 +97,10 @@ impl<S: Sync> FromRequestParts<S> for Tx {
         };
         if let State::Unbegun(idempotency) = &*state {
             let unkeyed = Unkeyed::begin(idempotency).await;
-            *state = State::Open(Open::Unkeyed(unkeyed.map_err(super::service::logged)?));
+            *state = State::Open(Box::new(Open::Unkeyed(unkeyed.map_err(super::service::logged)?)));
         }
         OwnedMutexGuard::try_map(state, |state| match state {
-            State::Open(open) => Some(open),
+            State::Open(open) => Some(&mut **open),
             State::Unbegun(_) | State::Ended => None,
         })
         .map(Tx)
@@ -123,7 +123,7 @@ pub(super) struct Slot(Arc<Mutex<State>>);
 enum State {
     /// A request without a key: a transaction begins when it is asked for.
     Unbegun(Idempotency),
-    Open(Open),
+    Open(Box<Open>),
     Ended,
 }
 
@@ -152,7 +152,7 @@ impl Open {
 
 impl Slot {
     pub(super) fn of(attempt: Attempt) -> Self {
-        Self(Arc::new(Mutex::new(State::Open(Open::Attempt(attempt)))))
+        Self(Arc::new(Mutex::new(State::Open(Box::new(Open::Attempt(attempt))))))
     }
 
     pub(super) fn unbegun(idempotency: Idempotency) -> Self {
@@ -173,7 +173,7 @@ impl Slot {
             ));
         };
         match std::mem::replace(&mut *state, State::Ended) {
-            State::Open(open) => Ok(Some(open)),
+            State::Open(open) => Ok(Some(*open)),
             State::Unbegun(_) | State::Ended => Ok(None),
         }
     }
