@@ -295,13 +295,14 @@ async fn it_goes_on_a_tower_service_under_hyper_without_axums_router() {
     use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 
     let database = Database::fresh().await;
-    let service =
-        ServiceBuilder::new().layer(plain(&database).await).service_fn(async |request: axum::http::Request<Body>| {
+    let service = ServiceBuilder::new().layer(plain(&database).await).service_fn(
+        |request: axum::http::Request<Body>| async move {
             use axum::extract::FromRequestParts as _;
             let mut tx = Tx::from_request_parts(&mut request.into_parts().0, &()).await.unwrap();
             let id = effect(&mut tx).await;
             Ok::<_, std::convert::Infallible>(axum::http::Response::new(Body::from(id.to_string())))
-        });
+        },
+    );
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
