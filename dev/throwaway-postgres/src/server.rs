@@ -133,7 +133,20 @@ fn settings(options: &Options) -> Vec<String> {
 /// more than 107 bytes.
 fn workplace() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
-    if memory.is_dir() { memory } else { env::temp_dir() }
+    if has_room(&memory) { memory } else { env::temp_dir() }
+}
+
+/// A container has 64 MB there as a rule; a server with a few dozen databases takes a few hundred.
+fn has_room(folder: &Path) -> bool {
+    const WANTED_KIB: u64 = 2 * 1024 * 1024;
+
+    let Ok(said) = Command::new("df").arg("-Pk").arg(folder).output() else {
+        return false;
+    };
+    // "Filesystem 1024-blocks Used Available Capacity Mounted on"
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let available = said.lines().nth(1).and_then(|line| line.split_whitespace().nth(3)?.parse::<u64>().ok());
+    folder.is_dir() && available.is_some_and(|available| available >= WANTED_KIB)
 }
 
 /// A data folder to copy from, made once by each user with each release: `initdb` takes ten times as long as a copy.
