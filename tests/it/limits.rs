@@ -114,3 +114,19 @@ async fn first_line(client: &mut tokio::net::TcpStream) -> String {
     }
     String::from_utf8_lossy(&read).lines().next().unwrap().to_owned()
 }
+
+#[tokio::test]
+async fn r20_the_trailers_of_a_request_reach_the_handler_with_its_body() {
+    use http_body_util::BodyExt as _;
+
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, async |request: axum::extract::Request| {
+        let collected = request.into_body().collect().await.unwrap();
+        let checksum = collected.trailers().map(|trailers| trailers["x-checksum"].to_str().unwrap().to_owned());
+        format!("{checksum:?} {:?}", collected.to_bytes())
+    });
+    let mut trailers = axum::http::HeaderMap::new();
+    trailers.insert("x-checksum", "1".parse().unwrap());
+    let body = Body::new(Body::from("whole").with_trailers(async move { Some(Ok(trailers)) }));
+    assert_eq!(reply(&app, post("/things").key("k").body(body)).await.text(), "Some(\"1\") b\"whole\"");
+}
