@@ -3,13 +3,13 @@ use tokio::time::timeout;
 
 use super::{
     Idempotency, Uninterrupted,
-    claim::{Patience, answer_for},
+    claim::{self, Patience, ROUNDS, answer_for},
     in_flight::Owner,
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Window,
     postgres::{
-        claim::{self, Claimed},
+        claim::Claimed,
         record,
         transaction::{ROLLBACK_LIMIT, Transaction},
     },
@@ -139,15 +139,17 @@ impl Attempt {
     async fn undo_and_record(mut self, response: StoredResponse) -> Result<Rejected, Error> {
         self.check().await?;
         let patience = Patience::of(self.idempotency.0.concurrency);
-        // It waits for another process at most, and only if that is free of charge for others.
-        let place = self.idempotency.0.places.try_acquire();
-        let (retention, prepared) = (self.idempotency.0.retention, self.idempotency.0.prepared);
+        let (idempotency, request) = (&self.idempotency, self.owner.request().clone());
+        let mut place = None;
         let mut transaction = self.transaction.restart().await?;
-        // One more round settles a row that went away; whoever comes then is served like anybody else.
-        for _ in 0..2 {
-            let (request, wait) = (self.owner.request(), patience.wait(place.is_ok()));
-            let claimed =
-                claim::claim(transaction.connection(), request, retention, wait, Some(&response), prepared).await;
+        for _ in 0..ROUNDS {
+            let asked =
+                claim::attempt(idempotency, &mut transaction, &request, patience, place.as_ref(), Some(&response))
+                    .await;
+            let Some(claimed) = asked else {
+                transaction.close();
+                return Ok(Rejected::InProgress);
+            };
             match claimed {
                 Ok(Claimed::Ours(window)) => {
                     transaction.commit().await?;
@@ -156,7 +158,7 @@ impl Attempt {
                 }
                 Ok(Claimed::Answered(stored)) => {
                     transaction.rollback().await?;
-                    return Ok(match answer_for(self.owner.request(), stored) {
+                    return Ok(match answer_for(&request, stored) {
                         Some(response) => {
                             self.owner.answered(response.clone());
                             match response.tombstone() {
@@ -170,9 +172,17 @@ impl Attempt {
                         }
                     });
                 }
+                // Another process was faster, and executes it.
                 Ok(Claimed::Held | Claimed::TimedOut) => {
                     transaction.rollback().await?;
-                    return Ok(Rejected::InProgress);
+                    place = match place {
+                        None => patience.place(idempotency).await,
+                        Some(_) => None,
+                    };
+                    if place.is_none() {
+                        return Ok(Rejected::InProgress);
+                    }
+                    transaction = Transaction::begin(&idempotency.0.pool).await?;
                 }
                 Ok(Claimed::Lost) => transaction = transaction.restart().await?,
                 Err(error) if error.kind() == ErrorKind::Conflict => transaction = transaction.restart().await?,

@@ -1,7 +1,10 @@
 use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout_at},
+};
 
 use super::{
     Attempt, Concurrency, Idempotency,
@@ -18,7 +21,7 @@ use crate::{
 
 /// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
 /// party to get in between, so this many say that something is wrong.
-const ROUNDS: u32 = 16;
+pub(super) const ROUNDS: u32 = 16;
 
 /// Whose turn it is. The match on it is the contract, so it is exhaustive on purpose.
 #[derive(Debug)]
@@ -61,6 +64,8 @@ impl Claim {
     }
 }
 
+pub(super) type Place = OwnedSemaphorePermit;
+
 /// How long a claim waits for others.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
@@ -93,6 +98,15 @@ impl Patience {
         if self.waits && place { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
     }
 
+    /// The right to wait inside PostgreSQL, which takes a connection, so that too many must not do so; `None` if there is
+    /// none in time, or it does not wait at all.
+    pub(super) async fn place(self, idempotency: &Idempotency) -> Option<Place> {
+        if !self.waits {
+            return None;
+        }
+        timeout_at(self.end, idempotency.0.places.clone().acquire_owned()).await.ok()?.ok()
+    }
+
     /// What comes of being a duplicate within this process; `None` to enter anew.
     async fn learn(self, mut duplicate: Duplicate) -> Option<Claim> {
         if !self.waits && timeout_at(self.end, duplicate.is_refused()).await.unwrap_or(true) {
@@ -122,17 +136,29 @@ pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest
     }
 }
 
+/// One try at the row; `None` if it took too long, and then nobody knows what the transaction is in.
+pub(super) async fn attempt(
+    idempotency: &Idempotency,
+    transaction: &mut Transaction,
+    request: &IdempotentRequest,
+    patience: Patience,
+    place: Option<&Place>,
+    answer: Option<&StoredResponse>,
+) -> Option<Result<Claimed, Error>> {
+    let wait = patience.wait(place.is_some());
+    let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
+    let asked = claim::claim(transaction.connection(), request, retention, wait, answer, prepared);
+    // `lock_timeout` counts for each lock anew, and some engines ignore it.
+    timeout_at(patience.end.max(Instant::now()) + GRACE, asked).await.ok()
+}
+
 /// Asks the database, for all duplicates in this process.
 async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Owner) -> Result<Claim, Error> {
     let mut place = None;
     let mut transaction = Transaction::begin(&idempotency.0.pool).await?;
     for _ in 0..ROUNDS {
-        let wait = patience.wait(place.is_some());
-        let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
-        let asked = claim::claim(transaction.connection(), owner.request(), retention, wait, None, prepared);
-        // `lock_timeout` counts for each lock anew, and some engines ignore it.
-        let limit = patience.end.max(Instant::now()) + GRACE;
-        let Ok(claimed) = timeout_at(limit, asked).await else {
+        let asked = attempt(idempotency, &mut transaction, owner.request(), patience, place.as_ref(), None).await;
+        let Some(claimed) = asked else {
             transaction.close();
             return Ok(Claim::InProgress);
         };
@@ -154,18 +180,16 @@ async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Own
                     }
                 });
             }
-            Ok(Claimed::Held | Claimed::TimedOut) if place.is_some() || !patience.waits => {
-                transaction.rollback().await?;
-                return Ok(Claim::InProgress);
-            }
+            // Another process executes it.
             Ok(Claimed::Held | Claimed::TimedOut) => {
-                // Another process executes it. Waiting there takes a connection, and too many must not do so.
                 transaction.rollback().await?;
-                let free = timeout_at(patience.end, idempotency.0.places.clone().acquire_owned()).await;
-                let Ok(Ok(free)) = free else {
-                    return Ok(Claim::InProgress);
+                place = match place {
+                    None => patience.place(idempotency).await,
+                    Some(_) => None,
                 };
-                place = Some(free);
+                if place.is_none() {
+                    return Ok(Claim::InProgress);
+                }
                 transaction = Transaction::begin(&idempotency.0.pool).await?;
             }
             // Under REPEATABLE READ and above, whoever waited cannot see what he waited for.

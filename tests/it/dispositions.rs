@@ -139,6 +139,27 @@ async fn r39_a_rejection_that_was_overtaken_gives_the_other_ones_answer() {
     assert_eq!(database.effects().await, 1);
 }
 
+/// Each that declines rolls back first, and another may get the key then; so may the next. All get the decision.
+#[tokio::test(flavor = "multi_thread")]
+async fn r39_every_duplicate_of_a_declined_request_in_every_process_gets_the_decision() {
+    let database = Database::fresh().await;
+    let mut processes = Vec::new();
+    for _ in 0..4 {
+        processes.push(app(&database.pool_of(2).await, answering(402)));
+    }
+    let replies = crate::support::all((0..320).map(|n| {
+        let app = processes[n % 4].clone();
+        async move { reply(&app, post("/things").key(&(n / 32).to_string())).await }
+    }))
+    .await;
+    let statuses: std::collections::BTreeSet<u16> = replies.iter().map(|reply| reply.status.as_u16()).collect();
+    assert_eq!(statuses.into_iter().collect::<Vec<_>>(), [402]);
+    for key in replies.chunks(32) {
+        assert!(key.iter().all(|reply| reply.body == key[0].body), "one decision for a key");
+    }
+    assert_eq!((database.effects().await, database.rows().await.len()), (0, 10));
+}
+
 #[tokio::test]
 async fn r41_the_layers_own_refusals_are_not_stored() {
     let database = Database::fresh().await;
