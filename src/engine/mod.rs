@@ -143,6 +143,9 @@ impl Idempotency {
     /// For a pool that connects through a pooler which lends its connections for one transaction at a time, such as
     /// PgBouncer in transaction mode: no statement of this crate stays prepared. Default: they stay, which is faster.
     ///
+    /// PgBouncer also has to be told `ignore_startup_parameters = extra_float_digits`, which sqlx sends. Run
+    /// [`migrate`](crate::migrate) over a direct connection.
+    ///
     /// The application's own statements need the same, `persistent(false)` on every query: sqlx names its prepared
     /// statements, and behind such a pooler one client's name can run another one's statement.
     #[must_use]
