@@ -7,7 +7,7 @@ use tokio::{
 };
 
 use super::{
-    Attempt, Concurrency, Idempotency,
+    Attempt, Concurrency, Idempotency, Uninterrupted,
     in_flight::{Duplicate, Entered, Learned, Owner},
 };
 use crate::{
@@ -121,12 +121,16 @@ impl Patience {
     }
 }
 
+/// Waiting for another in this process may be cut off; asking the database may not.
 pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Claim, Error> {
     refuse_blank(request)?;
     let patience = Patience::of(idempotency.0.concurrency);
     loop {
         match idempotency.0.in_flight.enter(request) {
-            Entered::Owner(owner) => return claim_for_all(idempotency, patience, owner).await,
+            Entered::Owner(owner) => {
+                let asking = claim_for_all(idempotency.clone(), patience, owner);
+                return Uninterrupted::new(&idempotency.0.backlog, asking).await;
+            }
             Entered::Duplicate(duplicate) => {
                 if let Some(claim) = patience.learn(duplicate).await {
                     return Ok(claim);
@@ -153,11 +157,11 @@ pub(super) async fn attempt(
 }
 
 /// Asks the database, for all duplicates in this process.
-async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Owner) -> Result<Claim, Error> {
+async fn claim_for_all(idempotency: Idempotency, patience: Patience, owner: Owner) -> Result<Claim, Error> {
     let mut place = None;
     let mut transaction = Transaction::begin(&idempotency.0.pool).await?;
     for _ in 0..ROUNDS {
-        let asked = attempt(idempotency, &mut transaction, owner.request(), patience, place.as_ref(), None).await;
+        let asked = attempt(&idempotency, &mut transaction, owner.request(), patience, place.as_ref(), None).await;
         let Some(claimed) = asked else {
             transaction.close();
             return Ok(Claim::InProgress);
@@ -165,7 +169,7 @@ async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Own
         match claimed {
             Ok(Claimed::Ours(window)) => {
                 owner.executes();
-                return Ok(Claim::Fresh(Attempt::new(transaction, owner, window, idempotency.clone())));
+                return Ok(Claim::Fresh(Attempt::new(transaction, owner, window, idempotency)));
             }
             Ok(Claimed::Answered(stored)) => {
                 transaction.rollback().await?;
@@ -184,7 +188,7 @@ async fn claim_for_all(idempotency: &Idempotency, patience: Patience, owner: Own
             Ok(Claimed::Held | Claimed::TimedOut) => {
                 transaction.rollback().await?;
                 place = match place {
-                    None => patience.place(idempotency).await,
+                    None => patience.place(&idempotency).await,
                     Some(_) => None,
                 };
                 if place.is_none() {

@@ -167,16 +167,15 @@ impl Idempotency {
 
     /// Makes the key the caller's to execute under, or says who has it.
     ///
-    /// Dropping the future, under `select!` or a timeout, is safe: it goes on in the background, and what it has
-    /// claimed by then is rolled back.
+    /// Dropping the future, under `select!` or a timeout, is safe: if it is asking the database, that goes on in the
+    /// background, and what it has claimed by then is rolled back.
     ///
     /// # Errors
     ///
     /// Nothing has been claimed: the database is unreachable or not migrated, the scope is blank, or the row is
     /// corrupt.
     pub async fn claim(&self, request: IdempotentRequest) -> Result<Claim, Error> {
-        let this = self.clone();
-        Uninterrupted::new(&self.0.backlog, async move { claim::claim(&this, &request).await }).await
+        claim::claim(self, &request).await
     }
 
     /// As [`claim`](Self::claim), inside a transaction that the caller has begun with sqlx.

@@ -429,3 +429,25 @@ async fn a_request_that_waited_long_for_a_connection_is_executed_and_not_told_of
         assert_eq!(waiting.await.unwrap().status, StatusCode::CREATED);
     }
 }
+
+/// They were only waiting, so nothing of them goes on.
+#[tokio::test]
+async fn duplicates_whose_clients_go_away_leave_nothing_behind() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool_of(1).await);
+    let gate = Gate::closed();
+    let app = gated(&idempotency, &gate);
+    let first = ask(&app, "a");
+    gate.entered().await;
+    let duplicates: Vec<_> = (0..20).map(|_| ask(&app, "a")).collect();
+    settle().await;
+    for duplicate in &duplicates {
+        duplicate.abort();
+    }
+    settle().await;
+    assert!(duplicates.iter().all(JoinHandle::is_finished));
+    assert_eq!(idempotency.drain(Duration::ZERO).await, 0, "nothing goes on by itself");
+    gate.open();
+    assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
+    assert_eq!(in_flight(&idempotency), NOTHING);
+}
