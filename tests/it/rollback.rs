@@ -313,3 +313,33 @@ async fn r6_r49_a_protocol_switch_and_trailers_are_refused_loudly() {
     assert_eq!(database.effects().await, 0);
     assert_eq!(database.rows().await, []);
 }
+
+/// Whoever does not wait would get 409 if the rollback were still under way.
+#[tokio::test]
+async fn the_key_is_free_by_the_time_that_a_failure_is_answered_or_a_panic_passed_on() {
+    let database = Database::fresh().await;
+    for kind in ["broken", "panic", "500"] {
+        let runs = Runs::default();
+        let app = app(&database.pool_of(2).await, move |mut tx: Tx| async move {
+            effect(&mut tx).await;
+            if runs.one() % 2 == 0 {
+                return (StatusCode::CREATED, Body::empty());
+            }
+            match kind {
+                "broken" => {
+                    let broken = stream::iter([Err::<String, _>(std::io::Error::other("broken"))]);
+                    (StatusCode::CREATED, Body::from_stream(broken))
+                }
+                "panic" => panic!("the handler's own panic"),
+                _ => (StatusCode::INTERNAL_SERVER_ERROR, Body::empty()),
+            }
+        })
+        .layer(CatchPanicLayer::new());
+        for n in 0..40 {
+            let key = format!("{kind}-{n}");
+            let failed = reply(&app, post("/things").key(&key)).await;
+            assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR, "{key}");
+            assert_eq!(reply(&app, post("/things").key(&key)).await.status, StatusCode::CREATED, "{key}");
+        }
+    }
+}
