@@ -3,13 +3,12 @@ use tokio::time::timeout;
 
 use super::{
     Idempotency, Uninterrupted,
-    claim::{self, Patience, ROUNDS, answer_for},
+    claim::{Contended, Patience, contend, settle},
     in_flight::Owner,
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Window,
     postgres::{
-        claim::Claimed,
         record,
         transaction::{ROLLBACK_LIMIT, Transaction},
     },
@@ -139,57 +138,23 @@ impl Attempt {
     async fn undo_and_record(mut self, response: StoredResponse) -> Result<Rejected, Error> {
         self.check().await?;
         let patience = Patience::of(self.idempotency.0.concurrency);
-        let (idempotency, request) = (&self.idempotency, self.owner.request().clone());
-        let mut place = None;
-        let mut transaction = self.transaction.restart().await?;
-        for _ in 0..ROUNDS {
-            let asked =
-                claim::attempt(idempotency, &mut transaction, &request, patience, place.as_ref(), Some(&response))
-                    .await;
-            let Some(claimed) = asked else {
-                transaction.close();
-                return Ok(Rejected::InProgress);
-            };
-            match claimed {
-                Ok(Claimed::Ours(window)) => {
-                    transaction.commit().await?;
-                    self.owner.answered(response.with_window(window));
-                    return Ok(Rejected::Stored(window));
-                }
-                Ok(Claimed::Answered(stored)) => {
-                    transaction.rollback().await?;
-                    return Ok(match answer_for(&request, stored) {
-                        Some(response) => {
-                            self.owner.answered(response.clone());
-                            match response.tombstone() {
-                                None => Rejected::Replay(response),
-                                Some(tombstone) => Rejected::NotRetained(tombstone),
-                            }
-                        }
-                        None => {
-                            self.owner.reused();
-                            Rejected::KeyReused
-                        }
-                    });
-                }
-                // Another process was faster, and executes it.
-                Ok(Claimed::Held | Claimed::TimedOut) => {
-                    transaction.rollback().await?;
-                    place = match place {
-                        None => patience.place(idempotency).await,
-                        Some(_) => None,
-                    };
-                    if place.is_none() {
-                        return Ok(Rejected::InProgress);
-                    }
-                    transaction = Transaction::begin(&idempotency.0.pool).await?;
-                }
-                Ok(Claimed::Lost) => transaction = transaction.restart().await?,
-                Err(error) if error.kind() == ErrorKind::Conflict => transaction = transaction.restart().await?,
-                Err(error) => return Err(error),
+        let transaction = self.transaction.restart().await?;
+        match contend(&self.idempotency, transaction, self.owner.request(), patience, Some(&response)).await? {
+            Contended::Ours(transaction, window) => {
+                transaction.commit().await?;
+                self.owner.answered(response.with_window(window));
+                Ok(Rejected::Stored(window))
             }
+            // Another process was faster.
+            Contended::Answered(stored) => Ok(match settle(self.owner, stored) {
+                Some(response) => match response.tombstone() {
+                    None => Rejected::Replay(response),
+                    Some(tombstone) => Rejected::NotRetained(tombstone),
+                },
+                None => Rejected::KeyReused,
+            }),
+            Contended::Held => Ok(Rejected::InProgress),
         }
-        Err(Error::new(ErrorKind::Conflict))
     }
 
     /// Undoes the work and stores nothing: the key is free, and a retry executes. The same as dropping the attempt,

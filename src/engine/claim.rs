@@ -11,7 +11,7 @@ use super::{
     in_flight::{Duplicate, Entered, Learned, Owner},
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone,
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Window,
     postgres::{
         claim::{self, Claimed, Stored, Wait},
         error::before_commit,
@@ -21,7 +21,7 @@ use crate::{
 
 /// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
 /// party to get in between, so this many say that something is wrong.
-pub(super) const ROUNDS: u32 = 16;
+const ROUNDS: u32 = 16;
 
 /// Whose turn it is. The match on it is the contract, so it is exhaustive on purpose.
 #[derive(Debug)]
@@ -64,8 +64,6 @@ impl Claim {
     }
 }
 
-pub(super) type Place = OwnedSemaphorePermit;
-
 /// How long a claim waits for others.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
@@ -94,13 +92,13 @@ impl Patience {
     }
 
     /// What a claim may do inside PostgreSQL, if it has a place there.
-    pub(super) fn wait(self, place: bool) -> Wait {
+    fn wait(self, place: bool) -> Wait {
         if self.waits && place { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
     }
 
     /// The right to wait inside PostgreSQL, which takes a connection, so that too many must not do so; `None` if there is
     /// none in time, or it does not wait at all.
-    pub(super) async fn place(self, idempotency: &Idempotency) -> Option<Place> {
+    async fn place(self, idempotency: &Idempotency) -> Option<OwnedSemaphorePermit> {
         if !self.waits {
             return None;
         }
@@ -140,59 +138,62 @@ pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest
     }
 }
 
-/// One try at the row; `None` if it took too long, and then nobody knows what the transaction is in.
-pub(super) async fn attempt(
-    idempotency: &Idempotency,
-    transaction: &mut Transaction,
-    request: &IdempotentRequest,
-    patience: Patience,
-    place: Option<&Place>,
-    answer: Option<&StoredResponse>,
-) -> Option<Result<Claimed, Error>> {
-    let wait = patience.wait(place.is_some());
-    let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
-    let asked = claim::claim(transaction.connection(), request, retention, wait, answer, prepared);
-    // `lock_timeout` counts for each lock anew, and some engines ignore it.
-    timeout_at(patience.end.max(Instant::now()) + GRACE, asked).await.ok()
-}
-
 /// Asks the database, for all duplicates in this process.
 async fn claim_for_all(idempotency: Idempotency, patience: Patience, owner: Owner) -> Result<Claim, Error> {
+    let transaction = Transaction::begin(&idempotency.0.pool).await?;
+    match contend(&idempotency, transaction, owner.request(), patience, None).await? {
+        Contended::Ours(transaction, window) => {
+            owner.executes();
+            Ok(Claim::Fresh(Attempt::new(transaction, owner, window, idempotency)))
+        }
+        Contended::Answered(stored) => Ok(settle(owner, stored).map_or(Claim::KeyReused, Claim::of)),
+        Contended::Held => Ok(Claim::InProgress),
+    }
+}
+
+/// What came of contending for a row with other processes.
+pub(super) enum Contended {
+    /// It is ours, in this transaction and for this window.
+    Ours(Transaction, Window),
+    /// It is answered.
+    Answered(Stored),
+    /// Somebody holds it, and did so for too long.
+    Held,
+}
+
+/// Claims the row, with an `answer` or without, once the transaction that holds it has ended.
+pub(super) async fn contend(
+    idempotency: &Idempotency,
+    mut transaction: Transaction,
+    request: &IdempotentRequest,
+    patience: Patience,
+    answer: Option<&StoredResponse>,
+) -> Result<Contended, Error> {
+    let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
     let mut place = None;
-    let mut transaction = Transaction::begin(&idempotency.0.pool).await?;
     for _ in 0..ROUNDS {
-        let asked = attempt(&idempotency, &mut transaction, owner.request(), patience, place.as_ref(), None).await;
-        let Some(claimed) = asked else {
+        let wait = patience.wait(place.is_some());
+        let asked = claim::claim(transaction.connection(), request, retention, wait, answer, prepared);
+        // `lock_timeout` counts for each lock anew, and some engines ignore it.
+        let Ok(claimed) = timeout_at(patience.end.max(Instant::now()) + GRACE, asked).await else {
             transaction.close();
-            return Ok(Claim::InProgress);
+            return Ok(Contended::Held);
         };
         match claimed {
-            Ok(Claimed::Ours(window)) => {
-                owner.executes();
-                return Ok(Claim::Fresh(Attempt::new(transaction, owner, window, idempotency)));
-            }
+            Ok(Claimed::Ours(window)) => return Ok(Contended::Ours(transaction, window)),
             Ok(Claimed::Answered(stored)) => {
                 transaction.rollback().await?;
-                return Ok(match answer_for(owner.request(), stored) {
-                    Some(response) => {
-                        owner.answered(response.clone());
-                        Claim::of(response)
-                    }
-                    None => {
-                        owner.reused();
-                        Claim::KeyReused
-                    }
-                });
+                return Ok(Contended::Answered(stored));
             }
             // Another process executes it.
             Ok(Claimed::Held | Claimed::TimedOut) => {
                 transaction.rollback().await?;
                 place = match place {
-                    None => patience.place(&idempotency).await,
+                    None => patience.place(idempotency).await,
                     Some(_) => None,
                 };
                 if place.is_none() {
-                    return Ok(Claim::InProgress);
+                    return Ok(Contended::Held);
                 }
                 transaction = Transaction::begin(&idempotency.0.pool).await?;
             }
@@ -203,6 +204,20 @@ async fn claim_for_all(idempotency: Idempotency, patience: Patience, owner: Owne
         }
     }
     Err(Error::new(ErrorKind::Conflict))
+}
+
+/// Tells those who wait in this process what was found, and gives it, unless the key was used for another request.
+pub(super) fn settle(owner: Owner, stored: Stored) -> Option<StoredResponse> {
+    match answer_for(owner.request(), stored) {
+        Some(response) => {
+            owner.answered(response.clone());
+            Some(response)
+        }
+        None => {
+            owner.reused();
+            None
+        }
+    }
 }
 
 pub(super) async fn claim_using(
@@ -251,6 +266,6 @@ fn refuse_blank(request: &IdempotentRequest) -> Result<(), Error> {
 }
 
 /// The stored answer, if it was given to this very request.
-pub(super) fn answer_for(request: &IdempotentRequest, stored: Stored) -> Option<StoredResponse> {
+fn answer_for(request: &IdempotentRequest, stored: Stored) -> Option<StoredResponse> {
     request.fingerprint().matches(&stored.fingerprint).then_some(stored.response)
 }

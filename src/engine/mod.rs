@@ -181,7 +181,8 @@ impl Idempotency {
     /// As [`claim`](Self::claim), inside a transaction that the caller has begun with sqlx.
     ///
     /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and
-    /// commits, or rolls back everything. A claim that is committed without an answer blocks its key for good.
+    /// commits, or rolls back everything. A claim that is committed without an answer blocks its key until its window
+    /// ends.
     ///
     /// A savepoint keeps the caller's transaction usable when the wait ends without a claim. It waits inside PostgreSQL
     /// only if one of [`max_waiting_connections`](Self::max_waiting_connections) is free.
