@@ -11,7 +11,9 @@
 //! |---|---|---|
 //! | `--listen ADDRESS:PORT` | where to listen; port 0 takes a free one | `127.0.0.1:0` |
 //! | `--concurrency wait:SECONDS` or `reject` | duplicates of a running request | `wait:5` |
-//! | `--retention SECONDS` | how long keys are remembered | `86400` |
+//! | `--retention SECONDS` | how long keys are remembered; duplicates wait for half of that at most | `86400` |
+//! | `--keys KIND:SECONDS` | keys bear their time, and this is the window; KIND is `uuid-v7`, `ulid` or `first-sent` | any key |
+//! | `--partitioned` | such keys are kept in partitions by their time | |
 //! | `--pool N` | connections to the database | `10` |
 //! | `--self-check` | make a few requests to itself, check the answers, and end | |
 //!
@@ -50,7 +52,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use axum_idempotency::{Concurrency, Idempotency, IdempotencyLayer, Retention, Scope, Tx};
+use axum_idempotency::{Concurrency, Idempotency, IdempotencyLayer, Retention, Scope, TimeBearing, Tx};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{PgConnection, PgPool, postgres::PgPoolOptions};
@@ -324,6 +326,8 @@ pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     pub(crate) concurrency: Concurrency,
     pub(crate) retention: Retention,
+    pub(crate) keys: Option<TimeBearing>,
+    pub(crate) partitioned: bool,
     pub(crate) pool: u32,
     pub(crate) self_check: bool,
 }
@@ -334,30 +338,61 @@ impl Settings {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             concurrency: Concurrency::default(),
             retention: Retention::default(),
+            keys: None,
+            partitioned: false,
             pool: 10,
             self_check: false,
         };
         while let Some(option) = arguments.next() {
-            if option == "--self-check" {
-                settings.self_check = true;
-                continue;
-            }
-            let value = arguments.next().ok_or_else(|| format!("{option} needs a value, or is unknown"))?;
             match option.as_str() {
-                "--listen" => settings.listen = value.parse()?,
-                "--pool" => settings.pool = value.parse::<std::num::NonZeroU32>()?.get(),
-                "--retention" => settings.retention = Retention::new(seconds(&value)?)?,
-                "--concurrency" => {
-                    settings.concurrency = match value.split_once(':') {
-                        None if value == "reject" => Concurrency::Reject,
-                        Some(("wait", time)) => Concurrency::Wait { timeout: seconds(time)? },
-                        _ => return Err("--concurrency is wait:SECONDS or reject".into()),
-                    }
-                }
-                _ => return Err(format!("{option} is unknown; see the top of examples/ledger.rs").into()),
+                "--self-check" => settings.self_check = true,
+                "--partitioned" => settings.partitioned = true,
+                _ => settings.set(&option, arguments.next())?,
             }
         }
         Ok(settings)
+    }
+
+    fn set(&mut self, option: &str, value: Option<String>) -> Result<(), Box<dyn Error>> {
+        let value = value.ok_or_else(|| format!("{option} needs a value, or is unknown"))?;
+        match option {
+            "--listen" => self.listen = value.parse()?,
+            "--pool" => self.pool = value.parse::<std::num::NonZeroU32>()?.get(),
+            "--retention" => self.retention = Retention::new(seconds(&value)?)?,
+            "--keys" => {
+                self.keys = Some(match value.split_once(':') {
+                    Some(("uuid-v7", window)) => TimeBearing::uuid_v7(seconds(window)?)?,
+                    Some(("ulid", window)) => TimeBearing::ulid(seconds(window)?)?,
+                    Some(("first-sent", window)) => TimeBearing::first_sent(seconds(window)?)?,
+                    _ => return Err("--keys is uuid-v7:SECONDS, ulid:SECONDS or first-sent:SECONDS".into()),
+                });
+            }
+            "--concurrency" => {
+                self.concurrency = match value.split_once(':') {
+                    None if value == "reject" => Concurrency::Reject,
+                    Some(("wait", time)) => Concurrency::Wait { timeout: seconds(time)? },
+                    _ => return Err("--concurrency is wait:SECONDS or reject".into()),
+                }
+            }
+            _ => return Err(format!("{option} is unknown; see the top of examples/ledger.rs").into()),
+        }
+        Ok(())
+    }
+
+    /// A duplicate must not wait until its key is forgotten, so short windows shorten the wait.
+    pub(crate) fn idempotency(&self, pool: PgPool) -> Result<Idempotency, Box<dyn Error>> {
+        let windows = [self.retention.window(), self.keys.map(TimeBearing::window)];
+        let concurrency = match (self.concurrency, windows.into_iter().flatten().min()) {
+            (Concurrency::Wait { timeout }, Some(window)) => Concurrency::Wait { timeout: timeout.min(window / 2) },
+            (concurrency, _) => concurrency,
+        };
+        let idempotency = Idempotency::new(pool).concurrency(concurrency)?.retention(self.retention)?;
+        Ok(match self.keys {
+            None if self.partitioned => return Err("--partitioned needs --keys".into()),
+            None => idempotency,
+            Some(keys) if self.partitioned => idempotency.time_bearing(keys.partitioned()?)?,
+            Some(keys) => idempotency.time_bearing(keys)?,
+        })
     }
 }
 
@@ -371,7 +406,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = throwaway_postgres::database_url()?;
     let pool = PgPoolOptions::new().max_connections(settings.pool).connect(&url).await?;
     prepare(&pool).await?;
-    let app = app(Idempotency::new(pool).concurrency(settings.concurrency).retention(settings.retention));
+    if settings.partitioned {
+        axum_idempotency::migrate_partitioned(&pool).await?;
+    }
+    let app = app(settings.idempotency(pool)?);
     let listener = tokio::net::TcpListener::bind(settings.listen).await?;
     let address = listener.local_addr()?;
     // Whoever reads this may stop reading after the first line.

@@ -1,5 +1,7 @@
 use std::{error::Error as StdError, fmt};
 
+use crate::Untimely;
+
 /// What went wrong between a request and its one commit.
 ///
 /// Match on [`kind`](Self::kind), or ask [`is_transient`](Self::is_transient) whether the same request may simply be
@@ -42,6 +44,12 @@ pub enum ErrorKind {
     KeyReused,
     /// The work was done before, and its answer was not kept. Only from [`run`](crate::Idempotency::run).
     NotRetained,
+    /// The key bears no time, or not in its one spelling, although [`TimeBearing`](crate::TimeBearing) asks for one.
+    KeyWithoutTime,
+    /// The key is older than the window, and nothing is known of it. Only from [`run`](crate::Idempotency::run).
+    KeyExpired,
+    /// The key was born in the future. Only from [`run`](crate::Idempotency::run).
+    KeyFromFuture,
     /// The owner's name is blank: `Scope::new("")`.
     BlankScope,
     /// A value cannot be written as JSON, or a stored one cannot be read as what was asked for. Only from
@@ -106,13 +114,23 @@ impl Error {
     }
 }
 
+impl From<Untimely> for ErrorKind {
+    fn from(untimely: Untimely) -> Self {
+        match untimely {
+            Untimely::Expired => Self::KeyExpired,
+            Untimely::FromFuture => Self::KeyFromFuture,
+            Untimely::OtherTime => Self::KeyReused,
+        }
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
             ErrorKind::StoreUnavailable => "the database cannot be reached; nothing was executed",
             ErrorKind::NotMigrated => {
-                "the table idempotency.keys is missing or outdated; \
-                 run axum_idempotency::migrate(&pool), or the files in migrations/, before serving requests"
+                "a table of the schema idempotency is missing or outdated; run axum_idempotency::migrate(&pool) (for \
+                 partitioned keys migrate_partitioned), or the files in migrations/, before serving requests"
             }
             ErrorKind::OutcomeUnknown => "the connection broke during the commit; make the same request again to learn its outcome",
             ErrorKind::Conflict => "the transaction lost against a concurrent one and was rolled back",
@@ -127,6 +145,9 @@ impl fmt::Display for Error {
             ErrorKind::InProgress => "another request under this key is still running",
             ErrorKind::KeyReused => "the key was used before, for another request",
             ErrorKind::NotRetained => "the work was done before, and its answer was not kept",
+            ErrorKind::KeyWithoutTime => "the key bears no time, or is not spelled as it should be",
+            ErrorKind::KeyExpired => "the key is older than the window; it may have been executed and forgotten",
+            ErrorKind::KeyFromFuture => "the key was born in the future",
             ErrorKind::BlankScope => "the scope's owner is blank; use Scope::global() if there really is none",
             ErrorKind::Json => "a value could not be converted to or from JSON",
             ErrorKind::Unanswered => {

@@ -52,6 +52,8 @@ mod request;
 mod response;
 mod retention;
 mod scope;
+mod stats;
+mod time_bearing;
 
 // Floor 2: the engine, on PostgreSQL. No HTTP server.
 mod engine;
@@ -63,7 +65,8 @@ pub mod middleware;
 
 #[cfg(feature = "axum")]
 pub use self::middleware::{
-    BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Outcome, Rejection, RejectionKind, ResponseFuture, Tx,
+    BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Outcome, Policy, Rejection, RejectionKind,
+    ResponseFuture, Tx,
 };
 pub use self::{
     engine::{Attempt, Claim, ClaimUsing, Concurrency, Idempotency, Pruner, Ran, Rejected},
@@ -71,11 +74,13 @@ pub use self::{
     fingerprint::Fingerprint,
     key::{IdempotencyKey, InvalidKey},
     operation::Operation,
-    postgres::schema::{MIGRATOR, migrate},
+    postgres::schema::{MIGRATOR, PARTITIONED_MIGRATOR, migrate, migrate_partitioned},
     request::IdempotentRequest,
     response::{Found, StoredResponse, Tombstone, Window},
     retention::{InvalidRetention, Retention},
     scope::Scope,
+    stats::{OperationStats, Pruned, Stats},
+    time_bearing::{TimeBearing, Untimely},
 };
 
 /// What the fuzz targets call; only there with `--cfg fuzzing`.

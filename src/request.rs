@@ -1,3 +1,5 @@
+use std::time::SystemTime;
+
 use sha2::{Digest as _, Sha256};
 
 use crate::{Fingerprint, IdempotencyKey, Operation, Scope, bounded};
@@ -24,13 +26,20 @@ pub struct IdempotentRequest {
     operation: Operation,
     key: IdempotencyKey,
     fingerprint: Fingerprint,
+    first_sent: Option<SystemTime>,
 }
 
 impl IdempotentRequest {
     /// Puts the four together.
     #[must_use]
     pub fn new(scope: Scope, operation: Operation, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
-        Self { scope, operation, key, fingerprint }
+        Self { scope, operation, key, fingerprint, first_sent: None }
+    }
+
+    /// When the client first sent it, for [`TimeBearing::first_sent`](crate::TimeBearing::first_sent).
+    #[must_use]
+    pub fn with_first_sent(self, at: SystemTime) -> Self {
+        Self { first_sent: Some(at), ..self }
     }
 
     /// Who owns the key.
@@ -55,6 +64,12 @@ impl IdempotentRequest {
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
+    }
+
+    /// When the client first sent it, if that is known.
+    #[must_use]
+    pub fn first_sent(&self) -> Option<SystemTime> {
+        self.first_sent
     }
 
     /// A key for a call to another service, or for a step within this request: 64 hexadecimal digits that are the

@@ -3,6 +3,8 @@ use std::{fmt, sync::Arc, time::SystemTime};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
 
+use crate::Retention;
+
 /// An answer as it is kept: status, header fields in their order with repeats, and the body's bytes.
 ///
 /// Cloning shares all of it. `Debug` shows sizes only: answers hold other people's data. Two are equal if they answer
@@ -17,6 +19,8 @@ struct Parts {
     /// `None`: a tombstone.
     body: Option<Bytes>,
     window: Option<Window>,
+    /// Its own, if not that of its kind.
+    retention: Option<Retention>,
 }
 
 /// For how long an answer is kept, by the database's clock.
@@ -53,14 +57,14 @@ pub struct Found {
 impl StoredResponse {
     /// An answer with this status and body, and no header fields.
     pub fn new(status: StatusCode, body: impl Into<Bytes>) -> Self {
-        Self(Arc::new(Parts { status, headers: Vec::new(), body: Some(body.into()), window: None }))
+        Self(Arc::new(Parts { status, headers: Vec::new(), body: Some(body.into()), window: None, retention: None }))
     }
 
     /// That there was an answer with this status, and nothing of it: a later duplicate is refused, and never executed.
     /// For answers that are too large to keep, or must not lie in a database.
     #[must_use]
     pub fn not_retained(status: StatusCode) -> Self {
-        Self(Arc::new(Parts { status, headers: Vec::new(), body: None, window: None }))
+        Self(Arc::new(Parts { status, headers: Vec::new(), body: None, window: None, retention: None }))
     }
 
     /// Adds header fields behind those that are there. Nothing is merged or replaced.
@@ -75,6 +79,21 @@ impl StoredResponse {
     pub fn with_body(mut self, body: impl Into<Bytes>) -> Self {
         Arc::make_mut(&mut self.0).body = Some(body.into());
         self
+    }
+
+    /// Keeps this answer so long, counted from the first use of its key, instead of as long as
+    /// [`Idempotency::retention`](crate::Idempotency::retention) says. What is not longer than a duplicate may wait counts
+    /// as a millisecond more than that. A key that [bears a time](crate::TimeBearing) is kept as long as that asks for;
+    /// then only how long the answer is replayed can be said, by [`refuse_for`](Retention::refuse_for) and
+    /// [`refuse_forever`](Retention::refuse_forever).
+    #[must_use]
+    pub fn with_retention(mut self, retention: Retention) -> Self {
+        Arc::make_mut(&mut self.0).retention = Some(retention);
+        self
+    }
+
+    pub(crate) fn retention(&self) -> Option<Retention> {
+        self.0.retention
     }
 
     pub(crate) fn with_window(mut self, window: Window) -> Self {

@@ -99,8 +99,22 @@ impl Retention {
         }
     }
 
+    /// The same, or the shortest that outlasts `least`, if the key would be forgotten sooner.
+    pub(crate) fn outlasting(self, least: Duration) -> Self {
+        match self.keep {
+            Some(keep) if keep <= least => Self { keep: Some(least + Duration::from_millis(1)), ..self },
+            _ => self,
+        }
+    }
+
     pub(crate) fn keep_micros(self) -> Option<i64> {
         self.keep.and_then(micros)
+    }
+
+    /// How long the answer is kept, if not as long as the key.
+    #[cfg(feature = "axum")]
+    pub(crate) fn replay_only(self) -> Option<Duration> {
+        self.replay
     }
 
     /// `None` if the answer is kept as long as the key.
@@ -109,11 +123,21 @@ impl Retention {
     }
 }
 
-fn micros(window: Duration) -> Option<i64> {
+pub(crate) fn micros(window: Duration) -> Option<i64> {
     i64::try_from(window.as_micros()).ok()
 }
 
-fn checked(window: Duration) -> Result<Duration, InvalidRetention> {
+/// R60: a duplicate that has waited for the first request must still find its answer.
+pub(crate) fn outlasts(window: Option<Duration>, wait: Duration, limit: Duration) -> Result<(), InvalidRetention> {
+    match window {
+        Some(window) if window <= wait.saturating_add(limit) => {
+            Err(InvalidRetention::WithinWait { window, wait, limit })
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn checked(window: Duration) -> Result<Duration, InvalidRetention> {
     if window < Duration::from_millis(1) {
         return Err(InvalidRetention::TooShort);
     }
@@ -142,6 +166,23 @@ pub enum InvalidRetention {
     /// The key would be forgotten before its answer.
     #[error("a key has to be kept longer than its answer")]
     NotLonger,
+    /// Keys whose time stands beside them cannot be partitioned by it.
+    #[error("only keys that hold their time themselves can be partitioned by it")]
+    NotPartitionable,
+    /// A duplicate could wait for a request until its key is forgotten, and would then execute it again.
+    #[error(
+        "a window of {window:?} does not outlast the {wait:?} that a duplicate may wait and the {limit:?} that a \
+         handler may take: the duplicate would execute again; choose a longer window, or set a shorter wait or time \
+         limit first"
+    )]
+    WithinWait {
+        /// How long the key would be remembered.
+        window: Duration,
+        /// How long a duplicate of a running request may wait.
+        wait: Duration,
+        /// How long a handler may take, if that is limited.
+        limit: Duration,
+    },
 }
 
 #[cfg(test)]
@@ -157,6 +198,20 @@ mod tests {
         assert_eq!(Retention::new(Retention::MAX + SECOND), Err(InvalidRetention::TooLong));
         assert_eq!(Retention::covering([Duration::MAX, SECOND], SECOND), Err(InvalidRetention::TooLong));
         assert_eq!(Retention::covering([], Duration::ZERO), Err(InvalidRetention::TooShort));
+    }
+
+    #[test]
+    fn r60_a_window_outlasts_wait_and_time_limit_together() {
+        let (wait, limit) = (5 * SECOND, 10 * SECOND);
+        assert_eq!(outlasts(None, Duration::MAX, limit), Ok(()));
+        assert_eq!(outlasts(Some(15 * SECOND + Duration::from_millis(1)), wait, limit), Ok(()));
+        let refused = outlasts(Some(15 * SECOND), wait, limit).unwrap_err();
+        assert_eq!(refused, InvalidRetention::WithinWait { window: 15 * SECOND, wait, limit });
+        assert!(refused.to_string().contains("15s does not outlast the 5s") && refused.to_string().contains("10s"));
+        let short = Retention::new(SECOND).expect("a second");
+        assert_eq!(short.outlasting(wait).window(), Some(Duration::from_millis(5_001)));
+        assert_eq!(short.outlasting(Duration::ZERO), short);
+        assert_eq!(Retention::forever().outlasting(wait), Retention::forever());
     }
 
     #[test]

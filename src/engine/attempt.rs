@@ -3,12 +3,13 @@ use tokio::time::timeout;
 
 use super::{
     Idempotency, Uninterrupted,
-    claim::{Contended, Patience, contend, settle},
+    claim::{Contended, Patience, Settled, contend, settle, timing},
     in_flight::Owner,
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Window,
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
     postgres::{
+        claim::Timing,
         record,
         transaction::{ROLLBACK_LIMIT, Transaction},
     },
@@ -61,6 +62,8 @@ pub enum Rejected {
     InProgress,
     /// Likewise, for a request with another fingerprint.
     KeyReused,
+    /// The key has become too old meanwhile to be kept: nothing was.
+    Untimely(Untimely),
 }
 
 impl Attempt {
@@ -91,31 +94,26 @@ impl Attempt {
         self.transaction.connection_ref()
     }
 
-    /// Keeps the work and the answer: one commit for both.
+    /// Keeps the work and the answer: one commit for both. Says for how long the answer is kept.
     ///
     /// # Errors
     ///
     /// Neither is kept, and the key is free again; unless the kind is
     /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown), when it is either both or neither, or
     /// [`TransactionEnded`](ErrorKind::TransactionEnded), when the work has committed something on its own.
-    pub async fn complete(self, response: &StoredResponse) -> Result<(), Error> {
-        let (backlog, response) = (self.idempotency.0.backlog.clone(), response.clone());
+    pub async fn complete(self, response: &StoredResponse) -> Result<Window, Error> {
+        let (backlog, response) = (self.idempotency.0.backlog.clone(), self.idempotency.outlasting(response));
         Uninterrupted::new(&backlog, self.record_and_commit(response)).await
     }
 
-    async fn record_and_commit(mut self, response: StoredResponse) -> Result<(), Error> {
-        match record::record(
-            self.transaction.connection(),
-            self.owner.request(),
-            &response,
-            self.idempotency.0.prepared,
-        )
-        .await
-        {
-            Ok(()) => {
+    async fn record_and_commit(mut self, response: StoredResponse) -> Result<Window, Error> {
+        let (place, prepared) = (Timing::place(self.timing()?), self.idempotency.0.prepared);
+        match record::record(self.transaction.connection(), self.owner.request(), place, &response, prepared).await {
+            Ok(window) => {
+                let window = window.unwrap_or(self.window);
                 self.transaction.commit().await?;
-                self.owner.answered(response.with_window(self.window));
-                Ok(())
+                self.owner.answered(response.with_window(window));
+                Ok(window)
             }
             Err(error) => {
                 self.abandon(&error).await;
@@ -131,29 +129,33 @@ impl Attempt {
     ///
     /// Nothing is kept, unless the kind is [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): then the answer may be.
     pub async fn reject(self, response: &StoredResponse) -> Result<Rejected, Error> {
-        let (backlog, response) = (self.idempotency.0.backlog.clone(), response.clone());
+        let (backlog, response) = (self.idempotency.0.backlog.clone(), self.idempotency.outlasting(response));
         Uninterrupted::new(&backlog, self.undo_and_record(response)).await
     }
 
     async fn undo_and_record(mut self, response: StoredResponse) -> Result<Rejected, Error> {
         self.check().await?;
         let patience = Patience::of(self.idempotency.0.concurrency);
+        let timing = self.timing()?;
         let transaction = self.transaction.restart().await?;
-        match contend(&self.idempotency, transaction, self.owner.request(), patience, Some(&response)).await? {
+        let request = self.owner.request();
+        match contend(&self.idempotency, transaction, request, patience, timing, Some(&response)).await? {
             Contended::Ours(transaction, window) => {
                 transaction.commit().await?;
                 self.owner.answered(response.with_window(window));
                 Ok(Rejected::Stored(window))
             }
             // Another process was faster.
-            Contended::Answered(stored) => Ok(match settle(self.owner, stored) {
-                Some(response) => match response.tombstone() {
+            Contended::Answered(stored) => Ok(match settle(self.owner, timing, stored) {
+                Settled::Answer(response) => match response.tombstone() {
                     None => Rejected::Replay(response),
                     Some(tombstone) => Rejected::NotRetained(tombstone),
                 },
-                None => Rejected::KeyReused,
+                Settled::Reused => Rejected::KeyReused,
+                Settled::OtherTime => Rejected::Untimely(Untimely::OtherTime),
             }),
             Contended::Held => Ok(Rejected::InProgress),
+            Contended::Untimely(untimely) => Ok(Rejected::Untimely(untimely)),
         }
     }
 
@@ -180,9 +182,15 @@ impl Attempt {
         }
     }
 
+    /// As it was for the claim.
+    fn timing(&self) -> Result<Option<Timing>, Error> {
+        timing(&self.idempotency, self.owner.request())
+    }
+
     /// Has the work left the transaction as it was? If not, a rollback undoes nothing of what it did.
     async fn check(&mut self) -> Result<(), Error> {
-        let check = record::check(self.transaction.connection(), self.owner.request(), self.idempotency.0.prepared);
+        let (place, prepared) = (Timing::place(self.timing()?), self.idempotency.0.prepared);
+        let check = record::check(self.transaction.connection(), self.owner.request(), place, prepared);
         match timeout(ROLLBACK_LIMIT, check).await {
             Ok(checked) => checked,
             Err(elapsed) => Err(Error::with_source(ErrorKind::StoreUnavailable, elapsed)),

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use sqlx::{Connection as _, PgConnection};
 use tokio::{
@@ -11,12 +11,16 @@ use super::{
     in_flight::{Duplicate, Entered, Learned, Owner},
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Window,
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
     postgres::{
-        claim::{self, Claimed, Stored, Wait},
+        claim::{self, Claimed, Terms, Timing, Wait},
         error::before_commit,
+        partitions,
+        row::Stored,
         transaction::{Transaction, probe},
+        windows,
     },
+    retention::micros,
 };
 
 /// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
@@ -37,6 +41,9 @@ pub enum Claim {
     InProgress,
     /// The key was used for a request with another fingerprint. Nothing of that one is revealed.
     KeyReused,
+    /// The key bears a time at which it is not executed. Only with
+    /// [`time_bearing`](crate::Idempotency::time_bearing).
+    Untimely(Untimely),
 }
 
 /// As [`Claim`], for a transaction of the caller's.
@@ -53,6 +60,8 @@ pub enum ClaimUsing {
     InProgress,
     /// The key was used for a request with another fingerprint.
     KeyReused,
+    /// The key bears a time at which it is not executed.
+    Untimely(Untimely),
 }
 
 impl Claim {
@@ -113,6 +122,7 @@ impl Patience {
         match timeout_at(self.end, duplicate.learn()).await {
             Ok(Learned::Answer(response)) => Some(Claim::of(response)),
             Ok(Learned::Reused) => Some(Claim::KeyReused),
+            Ok(Learned::OtherTime) => Some(Claim::Untimely(Untimely::OtherTime)),
             Ok(Learned::Nothing) => None,
             Err(_elapsed) => Some(Claim::InProgress),
         }
@@ -122,11 +132,12 @@ impl Patience {
 /// Waiting for another in this process may be cut off; asking the database may not.
 pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Claim, Error> {
     refuse_blank(request)?;
+    let timing = timing(idempotency, request)?;
     let patience = Patience::of(idempotency.0.concurrency);
     loop {
         match idempotency.0.in_flight.enter(request) {
             Entered::Owner(owner) => {
-                let asking = claim_for_all(idempotency.clone(), patience, owner);
+                let asking = claim_for_all(idempotency.clone(), patience, timing, owner);
                 return Uninterrupted::new(&idempotency.0.backlog, asking).await;
             }
             Entered::Duplicate(duplicate) => {
@@ -139,15 +150,25 @@ pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest
 }
 
 /// Asks the database, for all duplicates in this process.
-async fn claim_for_all(idempotency: Idempotency, patience: Patience, owner: Owner) -> Result<Claim, Error> {
+async fn claim_for_all(
+    idempotency: Idempotency,
+    patience: Patience,
+    timing: Option<Timing>,
+    owner: Owner,
+) -> Result<Claim, Error> {
     let transaction = Transaction::begin(&idempotency.0.pool).await?;
-    match contend(&idempotency, transaction, owner.request(), patience, None).await? {
+    match contend(&idempotency, transaction, owner.request(), patience, timing, None).await? {
         Contended::Ours(transaction, window) => {
             owner.executes();
             Ok(Claim::Fresh(Attempt::new(transaction, owner, window, idempotency)))
         }
-        Contended::Answered(stored) => Ok(settle(owner, stored).map_or(Claim::KeyReused, Claim::of)),
+        Contended::Answered(stored) => Ok(match settle(owner, timing, stored) {
+            Settled::Answer(response) => Claim::of(response),
+            Settled::Reused => Claim::KeyReused,
+            Settled::OtherTime => Claim::Untimely(Untimely::OtherTime),
+        }),
         Contended::Held => Ok(Claim::InProgress),
+        Contended::Untimely(untimely) => Ok(Claim::Untimely(untimely)),
     }
 }
 
@@ -159,6 +180,8 @@ pub(super) enum Contended {
     Answered(Stored),
     /// Somebody holds it, and did so for too long.
     Held,
+    /// Its time forbids it.
+    Untimely(Untimely),
 }
 
 /// Claims the row, with an `answer` or without, once the transaction that holds it has ended.
@@ -167,13 +190,15 @@ pub(super) async fn contend(
     mut transaction: Transaction,
     request: &IdempotentRequest,
     patience: Patience,
+    timing: Option<Timing>,
     answer: Option<&StoredResponse>,
 ) -> Result<Contended, Error> {
-    let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
+    let pool = &idempotency.0.pool;
+    let terms = terms(idempotency, timing, answer);
     let mut place = None;
     for _ in 0..ROUNDS {
         let wait = patience.wait(place.is_some());
-        let asked = claim::claim(transaction.connection(), request, retention, wait, answer, prepared);
+        let asked = claim::claim(transaction.connection(), request, wait, terms);
         // `lock_timeout` counts for each lock anew, and some engines ignore it.
         let Ok(claimed) = timeout_at(patience.end.max(Instant::now()) + GRACE, asked).await else {
             transaction.close();
@@ -185,6 +210,10 @@ pub(super) async fn contend(
                 transaction.rollback().await?;
                 return Ok(Contended::Answered(stored));
             }
+            Ok(Claimed::Untimely(untimely)) => {
+                transaction.rollback().await?;
+                return Ok(Contended::Untimely(untimely));
+            }
             // Another process executes it.
             Ok(Claimed::Held | Claimed::TimedOut) => {
                 transaction.rollback().await?;
@@ -195,7 +224,13 @@ pub(super) async fn contend(
                 if place.is_none() {
                     return Ok(Contended::Held);
                 }
-                transaction = Transaction::begin(&idempotency.0.pool).await?;
+                transaction = Transaction::begin(pool).await?;
+            }
+            Ok(missing @ (Claimed::Unregistered | Claimed::NoPartition)) => {
+                // The connection first: the pool may have no other.
+                transaction.rollback().await?;
+                prepare(idempotency, request, timing, &missing).await?;
+                transaction = Transaction::begin(pool).await?;
             }
             // Under REPEATABLE READ and above, whoever waited cannot see what he waited for.
             Ok(Claimed::Lost) => transaction = transaction.restart().await?,
@@ -206,17 +241,69 @@ pub(super) async fn contend(
     Err(Error::new(ErrorKind::Conflict))
 }
 
-/// Tells those who wait in this process what was found, and gives it, unless the key was used for another request.
-pub(super) fn settle(owner: Owner, stored: Stored) -> Option<StoredResponse> {
-    match answer_for(owner.request(), stored) {
-        Some(response) => {
-            owner.answered(response.clone());
-            Some(response)
+fn terms<'a>(idempotency: &Idempotency, timing: Option<Timing>, answer: Option<&'a StoredResponse>) -> Terms<'a> {
+    let own = answer.and_then(StoredResponse::retention);
+    Terms { retention: own.unwrap_or(idempotency.0.retention), timing, answer, prepared: idempotency.0.prepared }
+}
+
+/// The key's time, and what is accepted, where keys bear one.
+pub(super) fn timing(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Option<Timing>, Error> {
+    let Some(keys) = idempotency.0.time_bearing else {
+        return Ok(None);
+    };
+    let micros = |duration| micros(duration).ok_or_else(|| Error::new(ErrorKind::KeyWithoutTime));
+    let born = keys.born(request).and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+    Ok(Some(Timing {
+        born: micros(born.ok_or_else(|| Error::new(ErrorKind::KeyWithoutTime))?)?,
+        window: micros(keys.window())?,
+        skew: micros(keys.skew())?,
+        keep: micros(keys.keep())?,
+        partitioned: keys.is_partitioned(),
+    }))
+}
+
+/// Does what a claim of a key that bears a time has missed.
+async fn prepare(
+    idempotency: &Idempotency,
+    request: &IdempotentRequest,
+    timing: Option<Timing>,
+    missing: &Claimed,
+) -> Result<(), Error> {
+    let (pool, prepared) = (&idempotency.0.pool, idempotency.0.prepared);
+    match (timing, missing) {
+        (Some(timing), Claimed::Unregistered) => {
+            let before = idempotency.0.retention.keep_micros();
+            windows::register(pool, request.operation(), timing, before, prepared).await
         }
-        None => {
-            owner.reused();
-            None
-        }
+        _ => partitions::ensure(pool, prepared).await.map(drop),
+    }
+}
+
+/// What a stored answer is to a request.
+pub(super) enum Settled {
+    Answer(StoredResponse),
+    Reused,
+    OtherTime,
+}
+
+/// Tells those who wait in this process what was found, and what that is to the owner.
+pub(super) fn settle(owner: Owner, timing: Option<Timing>, stored: Stored) -> Settled {
+    let settled = compare(owner.request(), timing, stored);
+    match &settled {
+        Settled::Answer(response) => owner.answered(response.clone()),
+        Settled::Reused => owner.reused(),
+        // Those who wait may bear the right time.
+        Settled::OtherTime => drop(owner),
+    }
+    settled
+}
+
+/// Was the stored answer given to this very request?
+fn compare(request: &IdempotentRequest, timing: Option<Timing>, stored: Stored) -> Settled {
+    match (timing, stored.born) {
+        (Some(timing), Some(born)) if timing.born != born => Settled::OtherTime,
+        _ if request.fingerprint().matches(&stored.fingerprint) => Settled::Answer(stored.response),
+        _ => Settled::Reused,
     }
 }
 
@@ -229,29 +316,34 @@ pub(super) async fn claim_using(
     if !connection.is_in_transaction() {
         return Err(Error::new(ErrorKind::NoTransaction));
     }
+    let timing = timing(idempotency, request)?;
     let patience = Patience::of(idempotency.0.concurrency);
     let place = idempotency.0.places.try_acquire();
     for _ in 0..ROUNDS {
         probe(connection).await.map_err(before_commit)?;
         let mut savepoint = connection.begin().await.map_err(before_commit)?;
-        let (retention, prepared) = (idempotency.0.retention, idempotency.0.prepared);
         let wait = patience.wait(place.is_ok());
-        let claimed = claim::claim(&mut savepoint, request, retention, wait, None, prepared).await?;
+        let claimed = claim::claim(&mut savepoint, request, wait, terms(idempotency, timing, None)).await?;
         let keep = matches!(claimed, Claimed::Ours(_));
         let ended = if keep { savepoint.commit().await } else { savepoint.rollback().await };
         ended.map_err(before_commit)?;
         match claimed {
             Claimed::Ours(_) => return Ok(ClaimUsing::Fresh),
             Claimed::Answered(stored) => {
-                return Ok(match answer_for(request, stored) {
-                    Some(response) => match response.tombstone() {
+                return Ok(match compare(request, timing, stored) {
+                    Settled::Answer(response) => match response.tombstone() {
                         None => ClaimUsing::Replay(response),
                         Some(tombstone) => ClaimUsing::NotRetained(tombstone),
                     },
-                    None => ClaimUsing::KeyReused,
+                    Settled::Reused => ClaimUsing::KeyReused,
+                    Settled::OtherTime => ClaimUsing::Untimely(Untimely::OtherTime),
                 });
             }
             Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::InProgress),
+            Claimed::Untimely(untimely) => return Ok(ClaimUsing::Untimely(untimely)),
+            missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
+                prepare(idempotency, request, timing, &missing).await?;
+            }
             Claimed::Lost => {}
         }
     }
@@ -263,9 +355,4 @@ fn refuse_blank(request: &IdempotentRequest) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::BlankScope));
     }
     Ok(())
-}
-
-/// The stored answer, if it was given to this very request.
-fn answer_for(request: &IdempotentRequest, stored: Stored) -> Option<StoredResponse> {
-    request.fingerprint().matches(&stored.fingerprint).then_some(stored.response)
 }

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, hash_map},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
 };
 
 use tokio::sync::watch;
@@ -22,6 +23,7 @@ pub(super) struct InFlight(Arc<Mutex<HashMap<Identity, Entry>>>);
 
 struct Entry {
     fingerprint: Fingerprint,
+    first_sent: Option<SystemTime>,
     state: watch::Receiver<State>,
 }
 
@@ -49,12 +51,19 @@ impl InFlight {
     pub(super) fn enter(&self, request: &IdempotentRequest) -> Entered {
         match lock(&self.0).entry(identity(request)) {
             hash_map::Entry::Occupied(entry) => Entered::Duplicate(Duplicate {
-                same: entry.get().fingerprint == request.fingerprint(),
+                asks: if entry.get().first_sent != request.first_sent() {
+                    Asks::AtOtherTime
+                } else if entry.get().fingerprint == request.fingerprint() {
+                    Asks::Same
+                } else {
+                    Asks::Else
+                },
                 state: entry.get().state.clone(),
             }),
             hash_map::Entry::Vacant(entry) => {
                 let (sender, state) = watch::channel(State::Claiming);
-                entry.insert(Entry { fingerprint: request.fingerprint(), state });
+                let (fingerprint, first_sent) = (request.fingerprint(), request.first_sent());
+                entry.insert(Entry { fingerprint, first_sent, state });
                 Entered::Owner(Owner { entries: self.clone(), request: request.clone(), sender })
             }
         }
@@ -104,8 +113,18 @@ impl Drop for Owner {
 
 /// One that came while an owner was there.
 pub(super) struct Duplicate {
-    same: bool,
+    asks: Asks,
     state: watch::Receiver<State>,
+}
+
+/// What a duplicate asks for, beside its owner.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    Same,
+    /// For something else.
+    Else,
+    /// At another time, by what the client says of itself.
+    AtOtherTime,
 }
 
 /// What a duplicate learns of the owner.
@@ -115,6 +134,8 @@ pub(super) enum Learned {
     Answer(StoredResponse),
     /// The key is used for another request than the duplicate's.
     Reused,
+    /// The key is used with another time.
+    OtherTime,
     /// Nothing that concerns it: the owner is gone, or was asking in vain. Enter anew.
     Nothing,
 }
@@ -122,7 +143,7 @@ pub(super) enum Learned {
 impl Duplicate {
     /// Would this one have to wait for an execution? While the owner is still asking the database, nobody knows.
     pub(super) async fn is_refused(&mut self) -> bool {
-        let same = self.same;
+        let same = self.asks == Asks::Same;
         let claimed = self.state.wait_for(|state| !matches!(state, State::Claiming)).await;
         same && claimed.is_ok_and(|state| matches!(*state, State::Executing))
     }
@@ -130,16 +151,16 @@ impl Duplicate {
     /// Waits for what becomes of the owner. One that asks for something else than the owner *executes* is told so at
     /// once; while the owner only asks, the key may well be this one's and not the owner's.
     pub(super) async fn learn(&mut self) -> Learned {
-        let same = self.same;
+        let asks = self.asks;
         let settled = self.state.wait_for(|state| match state {
             State::Claiming => false,
-            State::Executing => !same,
+            State::Executing => asks != Asks::Same,
             State::Answered(_) | State::Reused => true,
         });
-        match settled.await.as_deref() {
-            Ok(State::Answered(response)) if same => Learned::Answer(response.clone()),
-            Ok(State::Reused) if same => Learned::Reused,
-            Ok(State::Executing) => Learned::Reused,
+        match (settled.await.as_deref(), asks) {
+            (Ok(State::Answered(response)), Asks::Same) => Learned::Answer(response.clone()),
+            (Ok(State::Reused), Asks::Same) | (Ok(State::Executing), Asks::Else) => Learned::Reused,
+            (Ok(State::Executing), Asks::AtOtherTime) => Learned::OtherTime,
             _ => Learned::Nothing,
         }
     }

@@ -29,8 +29,10 @@ pub(crate) use self::{backlog::Backlog, uninterrupted::Uninterrupted};
 #[cfg(feature = "axum")]
 pub(crate) use crate::postgres::transaction::probe;
 use crate::{
-    Error, Found, IdempotencyKey, IdempotentRequest, Operation, Retention, Scope, StoredResponse,
-    postgres::{self, Prepared},
+    Error, Fingerprint, Found, IdempotencyKey, IdempotentRequest, InvalidRetention, Operation, Pruned, Retention,
+    Scope, Stats, StoredResponse, TimeBearing,
+    postgres::{self, Place, Prepared, claim::Timing},
+    retention::outlasts,
 };
 
 /// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the pool.
@@ -66,6 +68,7 @@ pub struct Idempotency(Arc<Settings>);
 struct Settings {
     pool: PgPool,
     retention: Retention,
+    time_bearing: Option<TimeBearing>,
     concurrency: Concurrency,
     /// What the clones of this one are executing.
     in_flight: InFlight,
@@ -88,6 +91,15 @@ pub enum Concurrency {
     Reject,
 }
 
+impl Concurrency {
+    fn longest_wait(self) -> Duration {
+        match self {
+            Self::Wait { timeout } => timeout,
+            Self::Reject => Duration::ZERO,
+        }
+    }
+}
+
 impl Default for Concurrency {
     /// Wait up to 5 seconds: longer than most handlers run, shorter than most clients wait.
     fn default() -> Self {
@@ -105,6 +117,7 @@ impl Idempotency {
         Self(Arc::new(Settings {
             pool,
             retention: Retention::default(),
+            time_bearing: None,
             concurrency: Concurrency::default(),
             in_flight: InFlight::default(),
             places: places_for(places),
@@ -119,15 +132,66 @@ impl Idempotency {
     }
 
     /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with.
-    #[must_use]
-    pub fn retention(self, retention: Retention) -> Self {
-        self.with(|settings| settings.retention = retention)
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::WithinWait`] if a duplicate may [wait](Self::concurrency) as long as that.
+    pub fn retention(self, retention: Retention) -> Result<Self, InvalidRetention> {
+        self.with(|settings| settings.retention = retention).checked(Duration::ZERO)
+    }
+
+    /// Keys bear a time: those that are too old to be remembered are refused, and none is executed twice, without any
+    /// limit in time. Default: they do not.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::WithinWait`] if a duplicate may [wait](Self::concurrency) as long as the window.
+    pub fn time_bearing(self, keys: TimeBearing) -> Result<Self, InvalidRetention> {
+        self.with(|settings| settings.time_bearing = Some(keys)).checked(Duration::ZERO)
     }
 
     /// What happens to duplicates of a running request. Default: [`Concurrency::Wait`] for 5 seconds.
-    #[must_use]
-    pub fn concurrency(self, concurrency: Concurrency) -> Self {
-        self.with(|settings| settings.concurrency = concurrency)
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::WithinWait`] if keys are [remembered](Self::retention) no longer than that.
+    pub fn concurrency(self, concurrency: Concurrency) -> Result<Self, InvalidRetention> {
+        self.with(|settings| settings.concurrency = concurrency).checked(Duration::ZERO)
+    }
+
+    /// R60, with the longest that a handler may take.
+    pub(crate) fn checked(self, limit: Duration) -> Result<Self, InvalidRetention> {
+        let window = match self.0.time_bearing {
+            Some(keys) => Some(keys.window()),
+            None => self.0.retention.window(),
+        };
+        outlasts(window, self.0.concurrency.longest_wait(), limit)?;
+        Ok(self)
+    }
+
+    /// An answer whose own window outlasts the wait of a duplicate.
+    fn outlasting(&self, response: &StoredResponse) -> StoredResponse {
+        let response = response.clone();
+        match response.retention() {
+            None => response,
+            Some(own) => response.with_retention(own.outlasting(self.0.concurrency.longest_wait())),
+        }
+    }
+
+    /// The longest that a duplicate may wait.
+    #[cfg(feature = "axum")]
+    pub(crate) fn longest_wait(&self) -> Duration {
+        self.0.concurrency.longest_wait()
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn kept(&self) -> Retention {
+        self.0.retention
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn keys(&self) -> Option<TimeBearing> {
+        self.0.time_bearing
     }
 
     /// How many of the pool's connections may wait inside PostgreSQL at a time, each for a request that another process
@@ -215,17 +279,22 @@ impl Idempotency {
         request: &IdempotentRequest,
         response: &StoredResponse,
     ) -> Result<(), Error> {
-        postgres::record::record(connection, request, response, self.0.prepared).await
+        let place = Timing::place(claim::timing(self, request)?);
+        let response = self.outlasting(response);
+        postgres::record::record(connection, request, place, &response, self.0.prepared).await.map(drop)
     }
 
-    /// Deletes up to `limit` expired rows, drops up to `limit` answers that are not replayed any more, and says how many
-    /// rows that were. Whether and when this happens changes no answer: an expired row counts as absent, and an answer
+    /// Deletes up to `limit` expired rows, drops up to `limit` answers that are not replayed any more, and says what it
+    /// did. Whether and when this happens changes no answer: an expired row counts as absent, and an answer
     /// whose window has ended as not kept. See [`Pruner`] for doing it regularly.
+    ///
+    /// Where keys are [partitioned](TimeBearing::partitioned), it also makes partitions ahead, and drops one of which
+    /// everything has expired.
     ///
     /// # Errors
     ///
     /// What the database says.
-    pub async fn prune(&self, limit: u32) -> Result<u64, Error> {
+    pub async fn prune(&self, limit: u32) -> Result<Pruned, Error> {
         postgres::prune::prune(&self.0.pool, limit, self.0.prepared).await
     }
 
@@ -241,7 +310,20 @@ impl Idempotency {
         operation: &Operation,
         key: &IdempotencyKey,
     ) -> Result<Option<Found>, Error> {
-        postgres::lookup::lookup(&self.0.pool, scope, operation, key, self.0.prepared).await
+        let request = IdempotentRequest::new(scope.clone(), operation.clone(), key.clone(), Fingerprint::of([""]));
+        // Where the time stands beside the key, it is not needed to find it.
+        let place = claim::timing(self, &request).map_or(Place::Keys, Timing::place);
+        postgres::lookup::lookup(&self.0.pool, scope, operation, key, place, self.0.prepared).await
+    }
+
+    /// What lies in the tables, for an operator's page and for alerts. It reads 8 MiB of each table at most: on larger
+    /// ones the numbers of rows are estimates, from a random sample of pages.
+    ///
+    /// # Errors
+    ///
+    /// What the database says.
+    pub async fn stats(&self) -> Result<Stats, Error> {
+        postgres::stats::stats(&self.0.pool, self.0.prepared).await
     }
 
     /// Deletes all keys of one owner with their answers, in batches of a thousand, and says how many there were: for an

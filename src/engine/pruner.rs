@@ -8,6 +8,7 @@ use std::{
 use tracing::{debug, warn};
 
 use super::Idempotency;
+use crate::Pruned;
 
 /// Deletes expired rows every now and then, in batches.
 ///
@@ -54,27 +55,30 @@ impl Pruner {
         Self { batch: rows.max(1), ..self }
     }
 
-    /// Prunes until `stop` is ready, and returns how many rows were deleted. Failures are logged and tried again. The batch
+    /// Prunes until `stop` is ready, and returns what it did. Failures are logged and tried again. The batch
     /// that is under way at the stop is finished, if the database answers within five seconds.
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> u64 {
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Pruned {
         let mut stop = pin!(stop);
-        let mut pruned = 0;
+        let mut pruned = Pruned::default();
         let mut back_off = FIRST_BACK_OFF;
         loop {
             let mut batch = pin!(self.idempotency.prune(self.batch));
             let Some(round) = unless(stop.as_mut(), batch.as_mut()).await else {
                 let last = tokio::time::timeout(LAST_BATCH, batch).await;
-                return pruned + last.map_or(0, Result::unwrap_or_default);
+                pruned.add(last.map_or_else(|_| Pruned::default(), Result::unwrap_or_default));
+                return pruned;
             };
             let pause = match round {
-                Ok(rows) => {
-                    pruned += rows;
+                Ok(round) => {
+                    pruned.add(round);
                     back_off = FIRST_BACK_OFF;
-                    if rows > 0 {
-                        debug!(rows, "pruned expired idempotency keys");
+                    let Pruned { deleted, faded, partitions_made, partitions_dropped } = round;
+                    if round != Pruned::default() {
+                        debug!(deleted, faded, partitions_made, partitions_dropped, "pruned idempotency keys");
                     }
                     // After a full batch there is probably more.
-                    if rows < u64::from(self.batch) { self.interval } else { Duration::ZERO }
+                    let full = deleted.max(faded) >= u64::from(self.batch) || partitions_dropped > 0;
+                    if full { Duration::ZERO } else { self.interval }
                 }
                 Err(error) => {
                     warn!(error = &error as &dyn std::error::Error, "could not prune idempotency keys");

@@ -62,6 +62,7 @@ impl Idempotency {
             Claim::NotRetained(_) => return Err(Error::new(ErrorKind::NotRetained).into()),
             Claim::InProgress => return Err(Error::new(ErrorKind::InProgress).into()),
             Claim::KeyReused => return Err(Error::new(ErrorKind::KeyReused).into()),
+            Claim::Untimely(untimely) => return Err(Error::new(untimely.into()).into()),
         };
         let value = match work(attempt.connection()).await {
             Ok(value) => value,

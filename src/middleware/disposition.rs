@@ -3,6 +3,8 @@ use axum::{
     response::{IntoResponse, IntoResponseParts, Response, ResponseParts},
 };
 
+use crate::Retention;
+
 /// What becomes of a handler's effects and of its answer. There is no fourth: effects are kept only together with
 /// the answer that reports them.
 ///
@@ -48,6 +50,17 @@ impl Disposition {
 }
 
 impl IntoResponseParts for Disposition {
+    type Error = std::convert::Infallible;
+
+    fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Self::Error> {
+        parts.extensions_mut().insert(self);
+        Ok(parts)
+    }
+}
+
+/// The answer is kept so long, instead of as long as the layer says. See
+/// [`StoredResponse::with_retention`](crate::StoredResponse::with_retention).
+impl IntoResponseParts for Retention {
     type Error = std::convert::Infallible;
 
     fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Self::Error> {

@@ -8,6 +8,7 @@ use tracing::{debug, error};
 
 use super::{
     body::for_status,
+    header::REPEATABILITY_RESULT,
     layer::Config,
     outcome::Outcome,
     rejection::{Rejection, RejectionKind},
@@ -98,8 +99,11 @@ impl Exchange {
         if !kept {
             set(headers, config.not_retained_header.as_ref(), || "true".to_owned());
         }
+        if config.repeatability_result {
+            headers.insert(REPEATABILITY_RESULT.clone(), HeaderValue::from_static("accepted"));
+        }
         if config.echo_key {
-            set(headers, Some(&config.header), || self.request.key().as_str().to_owned());
+            set(headers, Some(config.header()), || self.request.key().as_str().to_owned());
         }
     }
 }

@@ -22,7 +22,7 @@ use super::{
     service::Stop,
     tx::{Open, Slot, tolerate},
 };
-use crate::{Attempt, Operation, Rejected, StoredResponse};
+use crate::{Attempt, Operation, Rejected, Retention, StoredResponse};
 
 /// A handler's answer, as it is sent and as it is kept.
 struct Captured {
@@ -44,7 +44,6 @@ where
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let window = attempt.window();
     let slot = Slot::of(attempt);
     let answered = async {
         match call(inner, parts, Body::from(body), &slot).await {
@@ -76,16 +75,14 @@ where
     let Some(Open::Attempt(attempt)) = slot.take().inspect_err(|rejection| blame(rejection, operation))? else {
         return Err(Rejection::new(RejectionKind::Internal, "the request's transaction is gone").into());
     };
-    end(exchange, attempt, captured, window).await
+    end(exchange, attempt, captured).await
 }
 
-async fn end<E>(
-    exchange: &Exchange,
-    attempt: Attempt,
-    captured: Captured,
-    window: crate::Window,
-) -> Result<Response, Stop<E>> {
-    let Captured { mut parts, body, stored } = captured;
+async fn end<E>(exchange: &Exchange, attempt: Attempt, captured: Captured) -> Result<Response, Stop<E>> {
+    let Captured { mut parts, body, mut stored } = captured;
+    if let Some(own) = parts.extensions.remove::<Retention>() {
+        stored = stored.with_retention(own.outlasting(exchange.config.longest_execution()));
+    }
     let disposition = exchange.config.disposition(&parts);
     debug!(operation = %exchange.request.operation(), outcome = ?disposition, status = parts.status.as_u16(), "executed");
     let (window, kept) = match disposition {
@@ -93,16 +90,14 @@ async fn end<E>(
             attempt.release().await.or_else(tolerate)?;
             (None, false)
         }
-        Disposition::Commit => {
-            attempt.complete(&stored).await?;
-            (Some(window), stored.bytes().is_some())
-        }
+        Disposition::Commit => (Some(attempt.complete(&stored).await?), stored.bytes().is_some()),
         Disposition::Reject => match attempt.reject(&stored).await? {
             Rejected::Stored(window) => (Some(window), stored.bytes().is_some()),
             Rejected::Replay(stored) => return Ok(exchange.replay(stored)?),
             Rejected::NotRetained(tombstone) => return Err(Rejection::not_retained(Some(tombstone)).into()),
             Rejected::InProgress => return Err(Rejection::in_flight().into()),
             Rejected::KeyReused => return Err(Rejection::key_reused().into()),
+            Rejected::Untimely(untimely) => return Err(Rejection::untimely(untimely).into()),
         },
     };
     exchange.annotate(&mut parts.headers, window, kept);

@@ -1,13 +1,28 @@
 //! Header field → key.
 
-use std::{borrow::Cow, ops::RangeInclusive, sync::Arc};
+use std::{borrow::Cow, ops::RangeInclusive, sync::Arc, time::SystemTime};
 
-use axum::http::{HeaderMap, HeaderName};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use sfv::{BareItem, Item, Parser};
 use uuid::{Uuid, fmt::Hyphenated};
 
 use super::rejection::{Rejection, RejectionKind};
-use crate::IdempotencyKey;
+use crate::{IdempotencyKey, TimeBearing};
+
+pub(super) static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+// OASIS Repeatable Requests 1.0.
+pub(super) static REPEATABILITY_REQUEST_ID: HeaderName = HeaderName::from_static("repeatability-request-id");
+pub(super) static REPEATABILITY_FIRST_SENT: HeaderName = HeaderName::from_static("repeatability-first-sent");
+pub(super) static REPEATABILITY_RESULT: HeaderName = HeaderName::from_static("repeatability-result");
+
+/// What stands in a request's header.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Sent {
+    pub(super) key: IdempotencyKey,
+    /// When it was first sent, where that stands beside the key.
+    pub(super) first: Option<SystemTime>,
+}
 
 /// What a key has to look like.
 #[derive(Clone)]
@@ -32,16 +47,34 @@ impl Default for KeyRules {
 impl KeyRules {
     /// The key in `headers`; `None` if there is no such field. Anything that is there and is not one valid key is an
     /// error, never taken for absent.
-    pub(super) fn find(&self, headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Rejection> {
-        let mut lines = headers.get_all(name).iter();
-        let Some(line) = lines.next() else {
-            return Ok(None);
-        };
-        // Counted, not combined: the lines `"foo` and `bar"` would combine to a valid key that nobody sent.
-        if lines.next().is_some() {
-            return Err(invalid("the field was sent more than once"));
+    pub(super) fn find(
+        &self,
+        headers: &HeaderMap,
+        name: &HeaderName,
+        keys: Option<TimeBearing>,
+    ) -> Result<Option<Sent>, Rejection> {
+        let beside = keys.is_some_and(TimeBearing::is_beside_the_key);
+        match (one(headers, name)?, beside.then(|| one(headers, &REPEATABILITY_FIRST_SENT)).transpose()?.flatten()) {
+            (None, None) => Ok(None),
+            (Some(key), None) if !beside => Ok(Some(Sent { key: self.parse_with(key, keys)?, first: None })),
+            (Some(key), Some(first)) => {
+                Ok(Some(Sent { key: self.parse_with(key, keys)?, first: Some(imf_fixdate(first)?) }))
+            }
+            (Some(_), None) => Err(invalid("the key has to come with Repeatability-First-Sent")),
+            (None, Some(_)) => Err(invalid("Repeatability-First-Sent has to come with a key")),
         }
-        self.parse(line.as_bytes()).map(Some)
+    }
+
+    /// A key in its one spelling, if it bears a time.
+    fn parse_with(&self, value: &HeaderValue, keys: Option<TimeBearing>) -> Result<IdempotencyKey, Rejection> {
+        let key = self.parse(value.as_bytes())?;
+        match keys.filter(|keys| !keys.is_beside_the_key()) {
+            None => Ok(key),
+            Some(keys) => {
+                let (spelled, _) = keys.spell(key.as_str()).ok_or_else(Rejection::key_without_time)?;
+                IdempotencyKey::new(spelled).map_err(|_| Rejection::key_without_time())
+            }
+        }
     }
 
     pub(super) fn parse(&self, value: &[u8]) -> Result<IdempotencyKey, Rejection> {
@@ -108,14 +141,32 @@ fn bare(value: &[u8]) -> Result<&str, Rejection> {
     }
 }
 
+/// The one line of a field; `None` if there is no such field.
+fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Rejection> {
+    let mut lines = headers.get_all(name).iter();
+    let line = lines.next();
+    // Counted, not combined: the lines `"foo` and `bar"` would combine to a valid key that nobody sent.
+    if lines.next().is_some() {
+        return Err(invalid("the field was sent more than once"));
+    }
+    Ok(line)
+}
+
+/// T6: of the three formats of HTTP dates only the one that the OASIS standard allows.
+fn imf_fixdate(value: &HeaderValue) -> Result<SystemTime, Rejection> {
+    let parsed = value.to_str().ok().and_then(|text| {
+        let at = httpdate::parse_http_date(text).ok()?;
+        (httpdate::fmt_http_date(at) == text).then_some(at)
+    });
+    parsed.ok_or_else(|| invalid("Repeatability-First-Sent has to be a date such as Tue, 15 Nov 1994 08:12:31 GMT"))
+}
+
 fn invalid(detail: &'static str) -> Rejection {
     Rejection::new(RejectionKind::InvalidKey, detail)
 }
 
 #[cfg(test)]
 mod tests {
-    use axum::http::HeaderValue;
-
     use super::*;
 
     const NAME: HeaderName = HeaderName::from_static("idempotency-key");
@@ -125,8 +176,8 @@ mod tests {
         for line in lines {
             headers.append(NAME, HeaderValue::from_bytes(line).map_err(|_| RejectionKind::InvalidKey)?);
         }
-        match (KeyRules { strict, ..KeyRules::default() }).find(&headers, &NAME) {
-            Ok(key) => Ok(key.map(|key| key.as_str().to_owned())),
+        match (KeyRules { strict, ..KeyRules::default() }).find(&headers, &NAME, None) {
+            Ok(sent) => Ok(sent.map(|sent| sent.key.as_str().to_owned())),
             Err(rejection) => Err(rejection.kind()),
         }
     }
@@ -227,6 +278,50 @@ mod tests {
         ] {
             assert!(rules.parse(format!("\"{other}\"").as_bytes()).is_err(), "{other}");
         }
+    }
+
+    fn repeatable(lines: &[(&'static str, &str)]) -> Result<Option<Sent>, RejectionKind> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(HeaderName::from_static(name), HeaderValue::try_from(*value).unwrap());
+        }
+        let keys = TimeBearing::first_sent(std::time::Duration::from_secs(60)).unwrap();
+        let found = KeyRules::default().find(&headers, &REPEATABILITY_REQUEST_ID, Some(keys));
+        found.map_err(|rejection| rejection.kind())
+    }
+
+    #[test]
+    fn t6_both_fields_or_none_each_once_and_imf_fixdate_only() {
+        const ID: (&str, &str) = ("repeatability-request-id", "abc");
+        let sent = |value| ("repeatability-first-sent", value);
+        let found = repeatable(&[ID, sent("Tue, 15 Nov 1994 08:12:31 GMT")]).unwrap().unwrap();
+        let at = std::time::UNIX_EPOCH + std::time::Duration::from_secs(784_887_151);
+        assert_eq!((found.key.as_str(), found.first), ("abc", Some(at)));
+        assert_eq!(repeatable(&[]), Ok(None));
+        for lines in [
+            &[ID][..],
+            &[sent("Tue, 15 Nov 1994 08:12:31 GMT")],
+            &[ID, ID, sent("Tue, 15 Nov 1994 08:12:31 GMT")],
+            &[ID, sent("Tue, 15 Nov 1994 08:12:31 GMT"), sent("Tue, 15 Nov 1994 08:12:31 GMT")],
+            &[ID, sent("Tuesday, 15-Nov-94 08:12:31 GMT")],
+            &[ID, sent("Tue Nov 15 08:12:31 1994")],
+            &[ID, sent("Wed, 15 Nov 1994 08:12:31 GMT")],
+            &[ID, sent("1994-11-15T08:12:31Z")],
+            &[ID, sent("")],
+        ] {
+            assert_eq!(repeatable(lines), Err(RejectionKind::InvalidKey), "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn t1_a_key_without_a_time_is_refused_and_one_with_it_has_one_spelling() {
+        let keys = Some(TimeBearing::ulid(std::time::Duration::from_secs(60)).unwrap());
+        let parse = |value| {
+            let key = KeyRules::default().parse_with(&HeaderValue::from_static(value), keys);
+            key.map(|key| key.as_str().to_owned()).map_err(|rejection| rejection.kind())
+        };
+        assert_eq!(parse("\"01arz3ndektsv4rrffq69g5fav\"").as_deref(), Ok("01ARZ3NDEKTSV4RRFFQ69G5FAV"));
+        assert_eq!(parse("order-1"), Err(RejectionKind::InvalidKey));
     }
 
     #[test]

@@ -36,7 +36,7 @@ where
     R::Error: Into<BoxError>,
 {
     if config.required {
-        let detail = format!("this operation needs the header field {}", config.header);
+        let detail = format!("this operation needs the header field {}", config.header());
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
     let slot = Slot::unbegun(config.idempotency.clone());

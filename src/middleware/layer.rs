@@ -6,7 +6,7 @@ use std::{
 };
 
 use axum::{
-    http::{HeaderName, HeaderValue, Method, StatusCode, header, request::Parts, response},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts, response},
     response::Response,
 };
 use tower_layer::Layer;
@@ -16,11 +16,11 @@ use super::{
     codec::BodyCodec,
     disposition::Disposition,
     fingerprint::FingerprintRules,
-    header::KeyRules,
+    header::{IDEMPOTENCY_KEY, KeyRules, REPEATABILITY_REQUEST_ID, REPEATABILITY_RESULT, Sent},
     rejection::{Rejection, RejectionKind},
     service::IdempotencyService,
 };
-use crate::{Idempotency, Operation, Scope, StoredResponse};
+use crate::{Idempotency, InvalidRetention, Operation, Scope, StoredResponse};
 
 /// Makes the routes that it is added to safe to retry. See the [module docs](crate::middleware) for the contract and
 /// an example.
@@ -45,7 +45,8 @@ pub(super) struct Config {
     pub(super) required: bool,
     pub(super) cancel_on_disconnect: bool,
     pub(super) time_limit: Option<Duration>,
-    pub(super) header: HeaderName,
+    /// `None`: as the kind of keys has it.
+    pub(super) header: Option<HeaderName>,
     pub(super) key: KeyRules,
     pub(super) max_request_bytes: usize,
     pub(super) max_response_bytes: usize,
@@ -61,6 +62,7 @@ pub(super) struct Config {
     pub(super) reference_header: Option<HeaderName>,
     pub(super) not_retained_header: Option<HeaderName>,
     pub(super) echo_key: bool,
+    pub(super) repeatability_result: bool,
     pub(super) problem_base: Arc<str>,
     pub(super) documentation: Option<HeaderValue>,
     pub(super) challenge: HeaderValue,
@@ -83,7 +85,7 @@ impl IdempotencyLayer {
             required: true,
             cancel_on_disconnect: false,
             time_limit: None,
-            header: HeaderName::from_static("idempotency-key"),
+            header: None,
             key: KeyRules::default(),
             max_request_bytes: 1024 * 1024,
             max_response_bytes: 1024 * 1024,
@@ -99,12 +101,26 @@ impl IdempotencyLayer {
             reference_header: None,
             not_retained_header: None,
             echo_key: false,
+            repeatability_result: false,
             problem_base: Rejection::PROBLEM_BASE.into(),
             documentation: None,
             challenge: HeaderValue::from_static("Bearer"),
             statuses: HashMap::new(),
             rejection: None,
         }))
+    }
+
+    pub(super) fn config(&self) -> &Config {
+        &self.0
+    }
+
+    pub(super) fn idempotency(&self) -> Idempotency {
+        self.0.idempotency.clone()
+    }
+
+    pub(super) fn checked(self) -> Result<Self, InvalidRetention> {
+        self.idempotency().checked(self.0.time_limit.unwrap_or_default())?;
+        Ok(self)
     }
 
     pub(super) fn with(mut self, change: impl FnOnce(&mut Config)) -> Self {
@@ -122,6 +138,25 @@ impl<S> Layer<S> for IdempotencyLayer {
 }
 
 impl Config {
+    /// The name of the key's header field.
+    pub(super) fn header(&self) -> &HeaderName {
+        match (&self.header, self.idempotency.keys()) {
+            (Some(header), _) => header,
+            (None, Some(keys)) if keys.is_beside_the_key() => &REPEATABILITY_REQUEST_ID,
+            (None, _) => &IDEMPOTENCY_KEY,
+        }
+    }
+
+    /// The key that was sent, and when it was first sent, if that stands beside it.
+    pub(super) fn find(&self, headers: &HeaderMap) -> Result<Option<Sent>, Rejection> {
+        self.key.find(headers, self.header(), self.idempotency.keys())
+    }
+
+    /// How long a duplicate may have to wait for an answer, if that is limited.
+    pub(super) fn longest_execution(&self) -> Duration {
+        self.time_limit.unwrap_or_default().saturating_add(self.idempotency.longest_wait())
+    }
+
     pub(super) fn disposition(&self, parts: &response::Parts) -> Disposition {
         match (parts.extensions.get(), &self.disposition) {
             (Some(own), _) => *own,
@@ -153,6 +188,9 @@ impl Config {
         {
             headers.insert(name, value);
         }
+        if self.repeatability_result {
+            headers.insert(REPEATABILITY_RESULT.clone(), HeaderValue::from_static("rejected"));
+        }
         response.extensions_mut().insert(rejection);
         response
     }
@@ -160,7 +198,8 @@ impl Config {
     /// The fields that only the layer may set: a handler that passes on another service's answer may bring them.
     pub(super) fn own_fields(&self) -> impl Iterator<Item = &HeaderName> {
         let optional = [&self.expiry_header, &self.reference_header, &self.not_retained_header];
-        std::iter::once(&self.marker).chain(optional.into_iter().flatten())
+        let result = self.repeatability_result.then_some(&REPEATABILITY_RESULT);
+        std::iter::once(&self.marker).chain(optional.into_iter().flatten()).chain(result)
     }
 }
 

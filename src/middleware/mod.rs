@@ -95,6 +95,7 @@ mod layer;
 mod operation;
 mod outcome;
 mod panic;
+mod policy;
 mod refuse;
 mod rejection;
 mod service;
@@ -107,6 +108,7 @@ pub use self::{
     future::ResponseFuture,
     layer::IdempotencyLayer,
     outcome::Outcome,
+    policy::Policy,
     rejection::{Rejection, RejectionKind},
     service::IdempotencyService,
     tx::Tx,

@@ -1,7 +1,7 @@
 //! What the client is told of an outcome or a failure.
 
 use super::rejection::{Rejection, RejectionKind};
-use crate::{Error, ErrorKind, Tombstone, error::Ended};
+use crate::{Error, ErrorKind, Tombstone, Untimely, error::Ended};
 
 impl From<Error> for Rejection {
     /// What the client may know of `error`; the rest is for the log.
@@ -55,6 +55,9 @@ impl From<Error> for Rejection {
                 "the idempotency table is missing or outdated; the application has to run \
                  axum_idempotency::migrate() before it serves requests",
             ),
+            ErrorKind::KeyWithoutTime => return Self::key_without_time(),
+            ErrorKind::KeyExpired => return Self::untimely(Untimely::Expired),
+            ErrorKind::KeyFromFuture => return Self::untimely(Untimely::FromFuture),
             ErrorKind::BlankScope => return Self::unscoped(),
             ErrorKind::NotRetained => return Self::not_retained(None),
             ErrorKind::InProgress => return Self::in_flight(),
@@ -99,6 +102,28 @@ impl Rejection {
             .unwrap_or_default();
         let detail = format!("the request was executed{when}; its answer was not kept, and it is not executed again");
         Self::new(RejectionKind::ResponseNotRetained, detail)
+    }
+
+    pub(super) fn key_without_time() -> Self {
+        Self::new(RejectionKind::InvalidKey, "the key does not bear the time that this operation asks for")
+    }
+
+    pub(super) fn untimely(untimely: Untimely) -> Self {
+        match untimely {
+            Untimely::Expired => Self::new(
+                RejectionKind::KeyExpired,
+                "the key is too old: the request may have been executed and forgotten, and is not executed now; \
+                 find out what became of it before you make it again under a new key",
+            ),
+            Untimely::FromFuture => Self::new(
+                RejectionKind::KeyFromFuture,
+                "the key was made later than now; set the clock, and make a new key",
+            ),
+            Untimely::OtherTime => Self::new(
+                RejectionKind::InvalidKey,
+                "the key was first sent at another time than this request says; repeat a request as it was",
+            ),
+        }
     }
 
     pub(super) fn key_reused() -> Self {

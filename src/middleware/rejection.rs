@@ -26,6 +26,10 @@ pub enum RejectionKind {
     MissingKey,
     /// 400 `invalid-key`: the field is there, but is not one valid key.
     InvalidKey,
+    /// 412 `key-expired`: the key bears a time before the window, and nothing is known of it.
+    KeyExpired,
+    /// 400 `key-from-future`: the key bears a time in the future.
+    KeyFromFuture,
     /// 401 `unscoped`: nobody owns the request.
     Unscoped,
     /// 403 `replay-refused`: the layer's guard does not let this caller have the stored answer.
@@ -74,6 +78,8 @@ impl RejectionKind {
         match self {
             Self::MissingKey => (StatusCode::BAD_REQUEST, "missing-key", "Idempotency-Key is missing"),
             Self::InvalidKey => (StatusCode::BAD_REQUEST, "invalid-key", "Idempotency-Key is not valid"),
+            Self::KeyExpired => (StatusCode::PRECONDITION_FAILED, "key-expired", "Idempotency-Key is too old"),
+            Self::KeyFromFuture => (StatusCode::BAD_REQUEST, "key-from-future", "Idempotency-Key is from the future"),
             Self::Unscoped => (StatusCode::UNAUTHORIZED, "unscoped", "The request has no owner"),
             Self::ReplayRefused => (StatusCode::FORBIDDEN, "replay-refused", "The stored response is not for you"),
             Self::RequestUnreadable => {
@@ -150,6 +156,8 @@ impl RejectionKind {
         !matches!(
             self,
             Self::InvalidKey
+                | Self::KeyExpired
+                | Self::KeyFromFuture
                 | Self::KeyReused
                 | Self::ResponseNotRetained
                 | Self::TransactionEnded
@@ -260,7 +268,9 @@ mod tests {
         use RejectionKind as Kind;
         let next = |kind| match kind {
             Kind::MissingKey => Some(Kind::InvalidKey),
-            Kind::InvalidKey => Some(Kind::Unscoped),
+            Kind::InvalidKey => Some(Kind::KeyExpired),
+            Kind::KeyExpired => Some(Kind::KeyFromFuture),
+            Kind::KeyFromFuture => Some(Kind::Unscoped),
             Kind::Unscoped => Some(Kind::ReplayRefused),
             Kind::ReplayRefused => Some(Kind::RequestUnreadable),
             Kind::RequestUnreadable => Some(Kind::RequestTooLarge),

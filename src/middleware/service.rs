@@ -18,6 +18,7 @@ use super::{
     exchange::Exchange,
     execute::execute,
     future::ResponseFuture,
+    header::Sent,
     keyless::keyless,
     layer::Config,
     operation,
@@ -131,7 +132,7 @@ where
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
-    let Some(key) = config.key.find(&parts.headers, &config.header)? else {
+    let Some(Sent { key, first }) = config.find(&parts.headers)? else {
         return keyless(config, inner, parts, body, operation).await;
     };
     let scope = (config.scope)(&parts).filter(|scope| !scope.is_blank()).ok_or_else(Rejection::unscoped)?;
@@ -145,7 +146,10 @@ where
         Read::Broken(_) => return Err(Rejection::request_unreadable().into()),
     };
     let fingerprint = config.fingerprint.of(&parts, &body.bytes);
-    let request = IdempotentRequest::new(scope, operation.clone(), key, fingerprint);
+    let mut request = IdempotentRequest::new(scope, operation.clone(), key, fingerprint);
+    if let Some(first) = first {
+        request = request.with_first_sent(first);
+    }
     let head = config.replay_guard.is_some().then(|| parts.clone());
     let exchange = Exchange { config: config.clone(), request, head };
 
@@ -185,6 +189,7 @@ where
         Claim::NotRetained(tombstone) => Err(Rejection::not_retained(Some(tombstone)).into()),
         Claim::InProgress => Err(Rejection::in_flight().into()),
         Claim::KeyReused => Err(Rejection::key_reused().into()),
+        Claim::Untimely(untimely) => Err(Rejection::untimely(untimely).into()),
     }
 }
 

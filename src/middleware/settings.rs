@@ -13,7 +13,9 @@ use super::{
     layer::IdempotencyLayer,
     rejection::{Rejection, RejectionKind},
 };
-use crate::{Concurrency, Fingerprint, IdempotencyKey, Operation, Retention, StoredResponse};
+use crate::{
+    Concurrency, Fingerprint, IdempotencyKey, InvalidRetention, Operation, Retention, StoredResponse, TimeBearing,
+};
 
 /// # What is handled
 impl IdempotencyLayer {
@@ -46,14 +48,36 @@ impl IdempotencyLayer {
     }
 
     /// How long keys are remembered, if not as [`Idempotency::retention`](crate::Idempotency::retention) says.
-    pub fn retention(self, retention: Retention) -> Self {
-        self.with(|config| config.idempotency = config.idempotency.clone().retention(retention))
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::WithinWait`] if it is not longer than a duplicate may wait and a handler may take.
+    pub fn retention(self, retention: Retention) -> Result<Self, InvalidRetention> {
+        let idempotency = self.idempotency().retention(retention)?;
+        self.with(|config| config.idempotency = idempotency).checked()
+    }
+
+    /// Keys bear a time, if not as [`Idempotency::time_bearing`](crate::Idempotency::time_bearing) says. A key without it
+    /// is refused with 400 `invalid-key`, one that is too old with 412 `key-expired`, and one from the future with 400
+    /// `key-from-future`.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::WithinWait`] if the window is not longer than a duplicate may wait and a handler may take.
+    pub fn time_bearing(self, keys: TimeBearing) -> Result<Self, InvalidRetention> {
+        let idempotency = self.idempotency().time_bearing(keys)?;
+        self.with(|config| config.idempotency = idempotency).checked()
     }
 
     /// What happens to duplicates of a running request, if not what
     /// [`Idempotency::concurrency`](crate::Idempotency::concurrency) says.
-    pub fn concurrency(self, concurrency: Concurrency) -> Self {
-        self.with(|config| config.idempotency = config.idempotency.clone().concurrency(concurrency))
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::WithinWait`] if keys are not remembered for longer than that and a handler's time limit.
+    pub fn concurrency(self, concurrency: Concurrency) -> Result<Self, InvalidRetention> {
+        let idempotency = self.idempotency().concurrency(concurrency)?;
+        self.with(|config| config.idempotency = idempotency).checked()
     }
 
     /// How long a handler may take to answer a request with a key, to the last byte of its body. After that it is
@@ -61,8 +85,12 @@ impl IdempotencyLayer {
     ///
     /// A statement that runs in the database meanwhile ends by itself, and keeps the key until then: give the role a
     /// `statement_timeout` too.
-    pub fn time_limit(self, limit: Duration) -> Self {
-        self.with(|config| config.time_limit = Some(limit))
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::WithinWait`] if keys are not remembered for longer than that and the wait of a duplicate.
+    pub fn time_limit(self, limit: Duration) -> Result<Self, InvalidRetention> {
+        self.with(|config| config.time_limit = Some(limit)).checked()
     }
 
     /// A request whose client goes away, or that an outer timeout gives up, is rolled back, and its key is free. For
@@ -85,9 +113,10 @@ impl IdempotencyLayer {
 
 /// # Keys
 impl IdempotencyLayer {
-    /// The name of the header field. Default: `Idempotency-Key`.
+    /// The name of the header field. Default: `Idempotency-Key`; where the time stands
+    /// [beside the key](TimeBearing::first_sent), `Repeatability-Request-ID`.
     pub fn header(self, name: HeaderName) -> Self {
-        self.with(|config| config.header = name)
+        self.with(|config| config.header = Some(name))
     }
 
     /// Accepts keys in double quotes only, as the IETF draft has them. Default: bare keys as well, which is what
@@ -246,6 +275,12 @@ impl IdempotencyLayer {
     /// Answers repeat the key, in the header field that it came in; refusals do not. Default: nothing does.
     pub fn echo_key(self) -> Self {
         self.with(|config| config.echo_key = true)
+    }
+
+    /// `Repeatability-Result: accepted` on answers and replays, and `rejected` on refusals (OASIS Repeatable Requests
+    /// 1.0). Default: no such field.
+    pub fn repeatability_result(self) -> Self {
+        self.with(|config| config.repeatability_result = true)
     }
 
     /// What problem types begin with; the name of the condition, such as `key-reused`, is appended. Must be an

@@ -50,6 +50,11 @@ pub(crate) fn is_timeout(error: &sqlx::Error) -> bool {
     !fatal && matches!(code.as_str(), "55P03" | "57014")
 }
 
+/// Did a row find no partition (23514)? The tables have no constraint of the kind that this code is for otherwise.
+pub(crate) fn has_no_partition(error: &sqlx::Error) -> bool {
+    verdict(error).0 == "23514"
+}
+
 /// The code, and whether the server has ended the connection with it.
 fn verdict(error: &sqlx::Error) -> (String, bool) {
     let Some(database) = error.as_database_error() else {

@@ -3,32 +3,43 @@
 use http::StatusCode;
 use sqlx::{PgPool, Row as _, postgres::PgRow};
 
-use super::{Prepared, claim::window, error::before_commit, transaction::Transaction};
+use super::{
+    Place, Prepared,
+    error::before_commit,
+    place::{Statements, at_key},
+    row::window,
+    transaction::Transaction,
+};
 use crate::{Error, ErrorKind, Found, IdempotencyKey, Operation, Scope};
 
-const LOOKUP: &str = "\
-select status, octet_length(body)::bigint as bytes,
-       (extract(epoch from created_at) * 1000000)::bigint as first_used,
-       (extract(epoch from expires_at) * 1000000)::bigint as expires,
-       (extract(epoch from replay_until) * 1000000)::bigint as replay_until,
-       coalesce(replay_until <= now(), false) as faded
-  from idempotency.keys
- where scope = $1 and operation = $2 and key = $3
-   and (expires_at is null or expires_at > now())
-";
+macro_rules! lookup {
+    ($table:ident $(, $born:literal)?) => {
+        concat!(
+            "select status, octet_length(body)::bigint as bytes,
+                    (extract(epoch from created_at) * 1000000)::bigint as first_used,
+                    (extract(epoch from expires_at) * 1000000)::bigint as expires,
+                    (extract(epoch from replay_until) * 1000000)::bigint as replay_until,
+                    coalesce(replay_until <= now(), false) as faded
+               from idempotency.", stringify!($table), at_key!($table $(, $born)?), "
+                and (expires_at is null or expires_at > now())"
+        )
+    };
+}
+
+const LOOKUP: Statements = [lookup!(keys), lookup!(timed_keys, "$4")];
 
 pub(crate) async fn lookup(
     pool: &PgPool,
     scope: &Scope,
     operation: &Operation,
     key: &IdempotencyKey,
+    place: Place,
     prepared: Prepared,
 ) -> Result<Option<Found>, Error> {
     let mut transaction = Transaction::begin(pool).await?;
-    let row = sqlx::query(LOOKUP)
-        .bind(scope.as_stored())
-        .bind(operation.as_str())
-        .bind(key.as_str())
+    let query = sqlx::query(place.of(&LOOKUP)).bind(scope.as_stored()).bind(operation.as_str()).bind(key.as_str());
+    let row = place
+        .bind(query)
         .persistent(prepared.kept())
         .fetch_optional(transaction.connection())
         .await

@@ -4,7 +4,11 @@ use std::sync::LazyLock;
 
 use sqlx::{
     PgPool, SqlSafeStr as _,
-    migrate::{MigrateError, Migration, MigrationType, Migrator},
+    migrate::{
+        MigrateError, Migration,
+        MigrationType::{self, ReversibleDown, ReversibleUp},
+        Migrator,
+    },
     postgres::PgPoolOptions,
 };
 
@@ -14,17 +18,15 @@ use sqlx::{
 /// `idempotency.migrations`, so that neither meets the application's. The same SQL is in `migrations/` for other
 /// tools.
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
-    use MigrationType::{ReversibleDown, ReversibleUp};
-    let migration = |version, name: &'static str, kind, sql: &'static str| {
-        Migration::new(version, name.into(), kind, sql.into_sql_str(), false)
-    };
-    let mut migrator = Migrator::with_migrations(vec![
-        migration(1, "keys", ReversibleUp, include_str!("../../migrations/0001_keys.up.sql")),
-        migration(1, "keys", ReversibleDown, include_str!("../../migrations/0001_keys.down.sql")),
-    ]);
-    migrator.create_schema("idempotency");
-    migrator.dangerous_set_table_name("idempotency.migrations");
-    migrator
+    migrator(
+        vec![
+            migration(1, "keys", ReversibleUp, include_str!("../../migrations/0001_keys.up.sql")),
+            migration(1, "keys", ReversibleDown, include_str!("../../migrations/0001_keys.down.sql")),
+            migration(2, "time_bearing", ReversibleUp, include_str!("../../migrations/0002_time_bearing.up.sql")),
+            migration(2, "time_bearing", ReversibleDown, include_str!("../../migrations/0002_time_bearing.down.sql")),
+        ],
+        "idempotency.migrations",
+    )
 });
 
 /// Brings the table up to date: call it at start-up, or as a step of the deployment. Any number of processes may do
@@ -37,10 +39,59 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// What PostgreSQL says, or that the database was migrated by another release of this crate.
 pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
-    // On a connection of its own, closed in any case: a failure, or dropping this future, would leave sqlx's lock
-    // with a pooled one.
+    run(&MIGRATOR, pool).await
+}
+
+/// What [`TimeBearing::partitioned`](crate::TimeBearing::partitioned) needs besides [`MIGRATOR`], noted in
+/// `idempotency.partitioned_migrations`. The same SQL is in `migrations/partitioned/`.
+pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
+    migrator(
+        vec![
+            migration(
+                1,
+                "timed_keys",
+                ReversibleUp,
+                include_str!("../../migrations/partitioned/0001_timed_keys.up.sql"),
+            ),
+            migration(
+                1,
+                "timed_keys",
+                ReversibleDown,
+                include_str!("../../migrations/partitioned/0001_timed_keys.down.sql"),
+            ),
+        ],
+        "idempotency.partitioned_migrations",
+    )
+});
+
+/// As [`migrate`], and besides makes the partitioned table for
+/// [`TimeBearing::partitioned`](crate::TimeBearing::partitioned). The role that runs the
+/// [`Pruner`](crate::Pruner) has to own it, since it makes and drops partitions.
+///
+/// # Errors
+///
+/// As for [`migrate`].
+pub async fn migrate_partitioned(pool: &PgPool) -> Result<(), MigrateError> {
+    migrate(pool).await?;
+    run(&PARTITIONED_MIGRATOR, pool).await
+}
+
+/// On a connection of its own, closed in any case: a failure, or dropping this future, would leave sqlx's lock with a
+/// pooled one.
+async fn run(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
     let own = PgPoolOptions::new().max_connections(1).connect_lazy_with((*pool.connect_options()).clone());
-    let migrated = MIGRATOR.run(&own).await;
+    let migrated = migrator.run(&own).await;
     own.close().await;
     migrated
+}
+
+fn migration(version: i64, name: &'static str, kind: MigrationType, sql: &'static str) -> Migration {
+    Migration::new(version, name.into(), kind, sql.into_sql_str(), false)
+}
+
+fn migrator(migrations: Vec<Migration>, table: &'static str) -> Migrator {
+    let mut migrator = Migrator::with_migrations(migrations);
+    migrator.create_schema("idempotency");
+    migrator.dangerous_set_table_name(table);
+    migrator
 }

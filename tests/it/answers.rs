@@ -301,8 +301,9 @@ async fn r26_r25_r28_the_settings_for_fingerprints_apply_over_http() {
 async fn the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_the_row_says() {
     let database = Database::fresh().await;
     let expires = name("idempotency-expires");
-    let idempotent =
-        |retention| layer(Idempotency::new(database.pool_lazily()).retention(retention)).expiry_header(expires.clone());
+    let idempotent = |retention| {
+        layer(Idempotency::new(database.pool_lazily()).retention(retention).unwrap()).expiry_header(expires.clone())
+    };
     for status in [201, 402] {
         let day = app_with(idempotent(Retention::DAY).operation(format!("day-{status}")), answering(status));
         let first = reply(&day, post("/things").key("k")).await;
@@ -329,7 +330,8 @@ async fn the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_
 async fn a_reference_links_a_replay_and_refusals_to_the_first_request() {
     let database = Database::fresh().await;
     let reference = name("idempotency-reference");
-    let idempotency = Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject);
+    let idempotency =
+        Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject).unwrap();
     let gate = Gate::closed();
     let inside = gate.clone();
     let app = app_with(layer(idempotency).reference_header(reference.clone()), move |_tx: Tx| async move {
@@ -596,7 +598,7 @@ async fn the_outcome_is_in_the_extensions_for_metrics_outside() {
 async fn retention_and_concurrency_can_be_a_routes_own() {
     let database = Database::fresh().await;
     let idempotent = plain(&database).await;
-    let forever = app_with(idempotent.clone().operation("kept").retention(Retention::forever()), create);
+    let forever = app_with(idempotent.clone().operation("kept").retention(Retention::forever()).unwrap(), create);
     reply(&forever, post("/things").key("k")).await;
     reply(&app_with(idempotent.clone().operation("usual"), create), post("/things").key("k")).await;
     let rows = database.rows().await;
@@ -604,7 +606,7 @@ async fn retention_and_concurrency_can_be_a_routes_own() {
 
     let gate = Gate::closed();
     let inside = gate.clone();
-    let rejecting = idempotent.operation("slow").concurrency(axum_idempotency::Concurrency::Reject);
+    let rejecting = idempotent.operation("slow").concurrency(axum_idempotency::Concurrency::Reject).unwrap();
     let app = app_with(rejecting, move |_tx: Tx| async move { inside.pass().await });
     let first = tokio::spawn({
         let app = app.clone();
@@ -622,7 +624,7 @@ async fn g8_a_time_limit_ends_what_hangs_and_rolls_it_back() {
     let database = Database::fresh().await;
     let limited = |operation: &str| {
         let limit = std::time::Duration::from_millis(50);
-        layer(Idempotency::new(database.pool_lazily())).operation(operation).time_limit(limit)
+        layer(Idempotency::new(database.pool_lazily())).operation(operation).time_limit(limit).unwrap()
     };
     let handler = app_with(limited("handler"), |mut tx: Tx| async move {
         effect(&mut tx).await;

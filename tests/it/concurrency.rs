@@ -16,7 +16,7 @@ use crate::support::{Database, Gate, Reply, Runs, all, app, app_with, create, ef
 /// `POST /things` with a handler that stops at the gate.
 fn gated(pool: &PgPool, concurrency: Concurrency, gate: &Gate) -> Router {
     let inside = gate.clone();
-    app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency)), move |mut tx: Tx| async move {
+    app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency).unwrap()), move |mut tx: Tx| async move {
         inside.pass().await;
         (StatusCode::CREATED, effect(&mut tx).await.to_string())
     })
@@ -99,7 +99,7 @@ async fn r32_when_the_owner_leaves_no_answer_exactly_one_of_the_other_processes_
     let (runs, gate) = (Runs::default(), Gate::closed());
     let process = async || {
         let (counted, inside) = (runs.clone(), gate.clone());
-        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT);
+        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT).unwrap();
         app_with(layer(idempotency), move |mut tx: Tx| async move {
             effect(&mut tx).await;
             if counted.one() == 1 {
@@ -172,16 +172,16 @@ async fn r31_rejecting_also_knows_an_owner_that_had_waited() {
     let (gate, runs) = (Gate::closed(), Runs::default());
     let process = async || {
         let (inside, counted) = (gate.clone(), runs.clone());
-        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT);
+        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT).unwrap();
         app_with(layer(idempotency), move |_tx: Tx| async move {
             inside.pass().await;
             if counted.one() == 1 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::CREATED }
         })
     };
-    let rejecting =
-        app_with(layer(Idempotency::new(database.pool().await).concurrency(Concurrency::Reject)), async || {
-            StatusCode::CREATED
-        });
+    let rejecting = app_with(
+        layer(Idempotency::new(database.pool().await).concurrency(Concurrency::Reject).unwrap()),
+        async || StatusCode::CREATED,
+    );
     let first = ask(&process().await, "a");
     gate.entered().await;
     let second = ask(&process().await, "a");
@@ -239,7 +239,7 @@ async fn r32_a_claim_that_hangs_in_the_database_is_given_up_and_its_connection_c
     .unwrap();
     let pool = database.pool_of(1).await;
     let brief = Concurrency::Wait { timeout: Duration::from_millis(20) };
-    let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(brief)), create);
+    let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(brief).unwrap()), create);
     ask(&app, "a").await.unwrap().assert_refused(RejectionKind::InFlight);
     sqlx::query("drop trigger hang on idempotency.keys").execute(&mut kill_others(connection).await).await.unwrap();
     assert_eq!(ask(&app, "a").await.unwrap().status, StatusCode::CREATED, "the pool has its connection back");

@@ -103,7 +103,7 @@ async fn f4_work_that_swallows_an_sql_error_fails_and_is_rolled_back() {
 #[tokio::test]
 async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject);
+    let idempotency = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject).unwrap();
     let (gate, runs) = (Gate::closed(), Runs::default());
     let work = async |connection: &mut PgConnection| {
         runs.one();
@@ -112,7 +112,7 @@ async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
     };
     let meanwhile = async {
         gate.entered().await;
-        let elsewhere = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject);
+        let elsewhere = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject).unwrap();
         let busy = elsewhere.run(message("m", "p"), import).await.unwrap_err();
         assert_eq!(busy.kind(), Some(ErrorKind::InProgress));
         gate.open();
@@ -204,7 +204,7 @@ async fn a_claim_in_the_callers_transaction_is_committed_with_it() {
 async fn a_claim_that_is_held_elsewhere_leaves_the_callers_transaction_usable() {
     let database = Database::fresh().await;
     for concurrency in [Concurrency::Reject, Concurrency::Wait { timeout: Duration::from_millis(20) }] {
-        let idempotency = Idempotency::new(database.pool().await).concurrency(concurrency);
+        let idempotency = Idempotency::new(database.pool().await).concurrency(concurrency).unwrap();
         let Claim::Fresh(held) = idempotency.claim(message("m", "p")).await.unwrap() else { panic!("it is free") };
         let mut transaction = idempotency.pool().begin().await.unwrap();
         let id = effect(&mut transaction).await;
@@ -250,7 +250,7 @@ async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
     let declined = StoredResponse::new(StatusCode::PAYMENT_REQUIRED, "declined");
     for (id, ends) in [("committed", true), ("running", false)] {
         let wait = if ends { Duration::from_secs(30) } else { Duration::from_millis(50) };
-        let impatient = idempotency.clone().concurrency(Concurrency::Wait { timeout: wait });
+        let impatient = idempotency.clone().concurrency(Concurrency::Wait { timeout: wait }).unwrap();
         let Claim::Fresh(attempt) = impatient.claim(message(id, "p")).await.unwrap() else { panic!("it is free") };
         let (rejection, (go, going)) = (declined.clone(), tokio::sync::oneshot::channel::<()>());
         let rejecting = tokio::spawn(async move {

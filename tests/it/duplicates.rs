@@ -116,7 +116,7 @@ async fn a_duplicate_gets_the_very_answer_that_was_committed_not_a_copy() {
 async fn r31_another_payload_is_refused_at_once_while_the_first_executes() {
     for concurrency in [Concurrency::default(), Concurrency::Reject] {
         let database = Database::fresh().await;
-        let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(concurrency);
+        let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(concurrency).unwrap();
         let gate = Gate::closed();
         let app = gated(&idempotency, &gate);
         let first = ask(&app, "a");
@@ -130,7 +130,7 @@ async fn r31_another_payload_is_refused_at_once_while_the_first_executes() {
 #[tokio::test]
 async fn r31_rejecting_within_a_process_takes_no_connection() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(Concurrency::Reject);
+    let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(Concurrency::Reject).unwrap();
     let gate = Gate::closed();
     let app = gated(&idempotency, &gate);
     let first = ask(&app, "a");
@@ -148,7 +148,7 @@ async fn r31_rejecting_within_a_process_takes_no_connection() {
 async fn r32_f52_a_duplicate_within_a_process_waits_no_longer_than_it_may() {
     let database = Database::fresh().await;
     let brief = Concurrency::Wait { timeout: Duration::from_millis(20) };
-    let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(brief);
+    let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(brief).unwrap();
     let gate = Gate::closed();
     let app = gated(&idempotency, &gate);
     let first = ask(&app, "a");
@@ -202,7 +202,7 @@ async fn a_retry_is_answered_although_a_request_with_another_payload_came_just_b
     for concurrency in [Concurrency::default(), Concurrency::Reject] {
         let database = Database::fresh().await;
         let pool = database.pool_of(1).await;
-        let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency)), create);
+        let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency).unwrap()), create);
         let first = ask(&app, "a").await.unwrap();
         let only = pool.acquire().await.unwrap();
         let wrong = ask(&app, "b");
@@ -221,7 +221,7 @@ async fn a_retry_is_answered_although_a_request_with_another_payload_came_just_b
 async fn retries_that_come_together_are_all_answered_by_one_look_even_when_rejecting() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
-    let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(Concurrency::Reject)), create);
+    let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(Concurrency::Reject).unwrap()), create);
     let first = ask(&app, "a").await.unwrap();
     let only = pool.acquire().await.unwrap();
     let retries: Vec<_> = (0..20).map(|_| ask(&app, "a")).collect();
@@ -331,7 +331,7 @@ async fn no_more_connections_wait_inside_postgresql_than_may() {
         }
     }
     let wait = Concurrency::Wait { timeout: Duration::from_secs(30) };
-    let here = Idempotency::new(database.pool_of(6).await).concurrency(wait).max_waiting_connections(2);
+    let here = Idempotency::new(database.pool_of(6).await).concurrency(wait).unwrap().max_waiting_connections(2);
     let mut waiting = Vec::new();
     for n in 0..6 {
         let here = here.clone();
@@ -369,11 +369,11 @@ async fn whoever_gets_no_place_to_wait_is_told_to_come_again() {
     let patient = Concurrency::Wait { timeout: Duration::from_secs(30) };
     let here = Idempotency::new(database.pool_of(4).await).max_waiting_connections(1);
     let placed = tokio::spawn({
-        let here = here.clone().concurrency(patient);
+        let here = here.clone().concurrency(patient).unwrap();
         async move { here.claim(request("1", "p")).await.unwrap() }
     });
     database.until_waiting(1).await;
-    let brief = here.concurrency(Concurrency::Wait { timeout: Duration::from_millis(50) });
+    let brief = here.concurrency(Concurrency::Wait { timeout: Duration::from_millis(50) }).unwrap();
     assert!(matches!(brief.claim(request("2", "p")).await.unwrap(), Claim::InProgress));
     drop((first, second));
     assert!(matches!(placed.await.unwrap(), Claim::Fresh(_)));
@@ -416,7 +416,7 @@ async fn a_request_that_waited_long_for_a_connection_is_executed_and_not_told_of
     let pool = database.pool_of(1).await;
     for concurrency in [Concurrency::default(), Concurrency::Reject] {
         let key = format!("{concurrency:?}");
-        let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency)), create);
+        let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency).unwrap()), create);
         let only = pool.acquire().await.unwrap();
         let waiting =
             tokio::spawn(async move { reply(&app, post("/things").key(&format!("\"{}\"", key.len()))).await });

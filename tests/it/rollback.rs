@@ -23,7 +23,7 @@ where
     H: axum::handler::Handler<T, ()>,
     T: 'static,
 {
-    app_with(layer(Idempotency::new(pool.clone()).concurrency(axum_idempotency::Concurrency::Reject)), handler)
+    app_with(layer(Idempotency::new(pool.clone()).concurrency(axum_idempotency::Concurrency::Reject).unwrap()), handler)
 }
 
 /// The first call goes wrong, the second does not: what must be left of the first is nothing.
@@ -288,7 +288,7 @@ async fn an_inner_service_that_fails_is_rolled_back_and_its_error_passed_on() {
 async fn r42_an_answer_over_the_limit_is_rolled_back() {
     let database = Database::fresh().await;
     let runs = Runs::default();
-    let impatient = Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject);
+    let impatient = Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject).unwrap();
     let small = layer(impatient).max_response_bytes(1_000);
     let app = app_with(small, move |mut tx: Tx| async move {
         effect(&mut tx).await;

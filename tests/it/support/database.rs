@@ -152,6 +152,20 @@ impl Database {
             .unwrap();
     }
 
+    /// Lets every key expire a millisecond after its claim, as no retention that is accepted would.
+    pub async fn expire_at_once(&self) {
+        self.connection()
+            .await
+            .execute(
+                "create function at_once() returns trigger language plpgsql as $$
+                 begin new.expires_at := new.created_at + interval '1 millisecond'; return new; end $$;
+                 create trigger at_once before insert or update on idempotency.keys
+                   for each row execute function at_once()",
+            )
+            .await
+            .unwrap();
+    }
+
     /// Waits until so many of this database's connections wait for a lock.
     pub async fn until_waiting(&self, count: i64) {
         self.until(count, "wait_event_type = 'Lock'").await;

@@ -1,0 +1,100 @@
+//! The claim of a key that bears a time (T1 to T12).
+
+use sqlx::{Row as _, postgres::PgRow};
+
+use super::{
+    claim::Claimed,
+    error::before_commit,
+    place::{Statements, at_key},
+};
+use crate::{Error, Untimely};
+
+macro_rules! claim_timed {
+    ($table:ident, $conflict:literal $(, $born:literal)?) => {
+        concat!("
+with live as materialized (
+  select fingerprint, status, header_names, header_values, body, created_at, expires_at, replay_until, born_at
+    from idempotency.", stringify!($table), at_key!($table $(, $born)?), "
+     and (expires_at is null or expires_at > clock_timestamp())
+), judged as materialized (
+  select key.born, asked.accepted, noted.keep_us,
+         case when (noted.window_us >= $14 and noted.keep_us >= $15 and noted.skew_us >= $16
+                    and noted.partitioned = $17 and noted.guard_since < 'infinity') is not true then 'unregistered'
+              when key.born > clock.now + $16 * interval '1 microsecond' then 'from future'
+              when key.born < clock.now - asked.accepted then 'expired'
+              else 'timely'
+         end as verdict
+    from (select 'epoch'::timestamptz + $13 * interval '1 microsecond' as born) key
+   cross join (select clock_timestamp() as now) clock
+    left join idempotency.windows noted on noted.operation = $2
+   cross join lateral (
+     select case when key.born <= noted.guard_since then least($14, noted.guarded_us) else $14 end
+            * interval '1 microsecond' as accepted
+   ) asked
+   where not exists (select from live)
+), setting as materialized (
+  select current_setting('lock_timeout') as lock_timeout
+    from judged
+   where verdict = 'timely'
+), gate as materialized (
+  select set_config('lock_timeout', $6, true) as bound,
+         case when $8 then (select true from pg_advisory_xact_lock($7)) else pg_try_advisory_xact_lock($7) end as free
+    from setting
+), claim as (
+  insert into idempotency.", stringify!($table), "
+         (scope, operation, key, fingerprint, born_at, created_at, expires_at, replay_until,
+          status, header_names, header_values, body)
+  select $1, $2, $3, $4, judged.born, now(), judged.born + judged.keep_us * interval '1 microsecond',
+         now() + $5 * interval '1 microsecond', $9, $10, $11, $12
+    from gate
+   cross join judged
+   where gate.free
+  on conflict (", $conflict, ") do nothing
+  returning created_at, expires_at, replay_until
+)
+select counted.claims = 1 as ours,
+       coalesce(gate.free, true) as tried,
+       case when setting.lock_timeout is not null then set_config('lock_timeout', setting.lock_timeout, true) end,
+       case when counted.claims = 1 and judged.born < clock_timestamp() - judged.accepted then 'expired'
+            else judged.verdict
+       end as verdict,
+       live.fingerprint, live.status, live.header_names, live.header_values, live.body,
+       (extract(epoch from coalesce(live.created_at, counted.created_at)) * 1000000)::bigint as first_used,
+       (extract(epoch from coalesce(live.expires_at, counted.expires_at)) * 1000000)::bigint as expires,
+       (extract(epoch from coalesce(live.replay_until, counted.replay_until)) * 1000000)::bigint as replay_until,
+       (extract(epoch from live.born_at) * 1000000)::bigint as born,
+       coalesce(live.replay_until <= now(), false) as faded
+  from (select count(*) as claims, min(created_at) as created_at, min(expires_at) as expires_at,
+               min(replay_until) as replay_until
+          from claim) counted
+  left join judged on true
+  left join setting on true
+  left join gate on true
+  left join live on true")
+    };
+}
+
+/// As the plain claim, with a judgement between looking and claiming:
+///
+/// 1. `live` looks for an answer first: a key that is remembered is answered, however old it is (T3).
+/// 2. `judged` compares the key's time with the database's clock, once the operation's window is noted; a key from
+///    before a longer window came into force is judged by the shorter one (T5).
+/// 3. `claim` inserts, and never takes over: a row that has expired is of a key that is not accepted any more.
+/// 4. The outer query judges again what was claimed, since it may have waited, and the row of an earlier execution may
+///    have been pruned meanwhile (T3). The clock runs on within a transaction, unlike `now()`.
+///
+/// The row is kept as long as the longest window that was ever noted asks for.
+pub(super) const CLAIM_TIMED: Statements =
+    [claim_timed!(keys, "scope, operation, key"), claim_timed!(timed_keys, "scope, operation, key, born_at", "$13")];
+
+/// What the times say, unless they are in order.
+pub(super) fn verdict(row: &PgRow) -> Result<Option<Claimed>, Error> {
+    let verdict: Option<&str> = row.try_get("verdict").map_err(before_commit)?;
+    Ok(match verdict {
+        Some("expired") => Some(Claimed::Untimely(Untimely::Expired)),
+        Some("from future") => Some(Claimed::Untimely(Untimely::FromFuture)),
+        Some("unregistered") => Some(Claimed::Unregistered),
+        // Without a verdict there is an answer.
+        _ => None,
+    })
+}

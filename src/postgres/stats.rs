@@ -1,0 +1,152 @@
+//! What lies in the tables, from a bounded look.
+
+use sqlx::{PgConnection, PgPool, Row as _, postgres::PgRow};
+
+use super::{Prepared, error::before_commit, partitions, place::Statements, row::moment, transaction::Transaction};
+use crate::{Error, OperationStats, Stats};
+
+/// How many pages of a table are read: 8 MiB.
+const PAGES: f64 = 1_000.0;
+
+/// A partitioned table has its pages in its leaves. `pg_relation_size` asks the file system, so that no ANALYZE need have
+/// been there.
+const SIZE: &str = "\
+select coalesce(sum(pg_relation_size(relid) / current_setting('block_size')::bigint), 0)::float8 as pages,
+       coalesce(sum(pg_table_size(relid)), 0)::bigint as table_bytes,
+       coalesce(sum(pg_indexes_size(relid)), 0)::bigint as index_bytes
+  from pg_catalog.pg_partition_tree($1::text::regclass)
+ where isleaf
+";
+
+macro_rules! sample {
+    ($table:literal) => {
+        concat!(
+            "select operation,
+                    count(*) filter (where live and not faded) as live,
+                    count(*) filter (where live and faded) as tombstones,
+                    count(*) filter (where not live) as expired,
+                    coalesce(sum(bytes), 0)::bigint as bytes,
+                    (extract(epoch from min(created_at)) * 1000000)::bigint as oldest
+               from (
+                 select operation, created_at, pg_column_size(row.*) as bytes,
+                        expires_at is null or expires_at > now() as live,
+                        body is null or coalesce(replay_until <= now(), false) as faded
+                   from idempotency.",
+            $table,
+            " row tablesample system ($1::float8::real)
+               ) seen
+              group by operation"
+        )
+    };
+}
+
+const SAMPLE: Statements = [sample!("keys"), sample!("timed_keys")];
+
+/// By the index.
+const OVERDUE: &str = "\
+select count(*), (extract(epoch from min(created_at)) * 1000000)::bigint
+  from (select created_at from idempotency.keys where expires_at <= now() order by expires_at limit 10000) overdue
+";
+
+/// By the index as well: the key that goes first is the oldest, unless windows differ.
+const FIRST: &str = "\
+select (extract(epoch from created_at) * 1000000)::bigint
+  from idempotency.keys
+ where expires_at is not null
+ order by expires_at
+ limit 1
+";
+
+pub(crate) async fn stats(pool: &PgPool, prepared: Prepared) -> Result<Stats, Error> {
+    let partitioned = partitions::exist(pool, prepared).await?;
+    let mut transaction = Transaction::begin(pool).await?;
+    let connection = transaction.connection();
+    let mut stats = Stats { sampled: 1.0, ..Stats::default() };
+    let [keys, timed_keys] = SAMPLE;
+    look(connection, "idempotency.keys", keys, prepared, &mut stats).await?;
+    if partitioned {
+        look(connection, "idempotency.timed_keys", timed_keys, prepared, &mut stats).await?;
+    }
+    let (overdue, oldest): (i64, Option<i64>) =
+        sqlx::query_as(OVERDUE).persistent(prepared.kept()).fetch_one(&mut *connection).await.map_err(before_commit)?;
+    let first: Option<i64> = sqlx::query_scalar(FIRST)
+        .persistent(prepared.kept())
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(before_commit)?;
+    transaction.rollback().await?;
+    stats.overdue = unsigned(overdue);
+    let seen = stats.operations.iter().filter_map(|operation| operation.oldest);
+    stats.oldest = seen.chain(oldest.map(moment)).chain(first.map(moment)).min();
+    stats
+        .operations
+        .sort_by_key(|operation| std::cmp::Reverse(operation.live + operation.tombstones + operation.expired));
+    Ok(stats)
+}
+
+async fn look(
+    connection: &mut PgConnection,
+    table: &str,
+    sample: &'static str,
+    prepared: Prepared,
+    stats: &mut Stats,
+) -> Result<(), Error> {
+    let size = sqlx::query(SIZE).bind(table).persistent(prepared.kept()).fetch_one(&mut *connection).await;
+    let size = size.map_err(before_commit)?;
+    let bytes = |column| size.try_get(column).map(unsigned).map_err(before_commit);
+    stats.table_bytes += bytes("table_bytes")?;
+    stats.index_bytes += bytes("index_bytes")?;
+    let pages: f64 = size.try_get("pages").map_err(before_commit)?;
+    let share = if pages > PAGES { PAGES / pages } else { 1.0 };
+    stats.sampled = stats.sampled.min(share);
+    let rows = sqlx::query(sample)
+        .bind(share * 100.0)
+        .persistent(prepared.kept())
+        .fetch_all(connection)
+        .await
+        .map_err(before_commit)?;
+    for row in &rows {
+        add(stats, read(row, share).map_err(before_commit)?);
+    }
+    Ok(())
+}
+
+fn read(row: &PgRow, share: f64) -> Result<OperationStats, sqlx::Error> {
+    let estimate = |column| row.try_get(column).map(|seen: i64| scaled(seen, share));
+    Ok(OperationStats {
+        operation: row.try_get("operation")?,
+        live: estimate("live")?,
+        tombstones: estimate("tombstones")?,
+        expired: estimate("expired")?,
+        bytes: estimate("bytes")?,
+        oldest: row.try_get::<Option<i64>, _>("oldest")?.map(moment),
+    })
+}
+
+/// An operation may have rows in both tables.
+fn add(stats: &mut Stats, more: OperationStats) {
+    match stats.operations.iter_mut().find(|operation| operation.operation == more.operation) {
+        None => stats.operations.push(more),
+        Some(operation) => {
+            operation.live += more.live;
+            operation.tombstones += more.tombstones;
+            operation.expired += more.expired;
+            operation.bytes += more.bytes;
+            operation.oldest = operation.oldest.into_iter().chain(more.oldest).min();
+        }
+    }
+}
+
+fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or_default()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "an estimate; the cast saturates"
+)]
+fn scaled(seen: i64, share: f64) -> u64 {
+    (seen as f64 / share).round() as u64
+}

@@ -1,0 +1,82 @@
+use std::time::SystemTime;
+
+/// What [`Idempotency::prune`](crate::Idempotency::prune) or a [`Pruner`](crate::Pruner) did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pruned {
+    /// Expired keys that were deleted.
+    pub deleted: u64,
+    /// Answers that were dropped, because they are not replayed any more. Their keys stay.
+    pub faded: u64,
+    /// Partitions that were made ahead.
+    pub partitions_made: u64,
+    /// Partitions that were dropped, with all that was in them.
+    pub partitions_dropped: u64,
+}
+
+impl Pruned {
+    /// How many rows were deleted or changed, without those in dropped partitions.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.deleted + self.faded
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.deleted += other.deleted;
+        self.faded += other.faded;
+        self.partitions_made += other.partitions_made;
+        self.partitions_dropped += other.partitions_dropped;
+    }
+}
+
+/// What lies in the tables; see [`Idempotency::stats`](crate::Idempotency::stats).
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Which share of the tables' pages was looked at, from 0 to 1. At 1 all numbers of rows are exact; otherwise they
+    /// are what was seen, divided by this.
+    pub sampled: f64,
+    /// By operation, the one with the most rows first. One with few rows may be missing from a sample.
+    pub operations: Vec<OperationStats>,
+    /// Expired keys that nobody has deleted yet, exactly, up to 10,000: if this stays high, no pruner is running, or it
+    /// does not keep up. Those in partitions are not counted: they go with their partition.
+    pub overdue: u64,
+    /// When the oldest key that was looked at was first used.
+    pub oldest: Option<SystemTime>,
+    /// What the tables take on disk without their indexes, in bytes.
+    pub table_bytes: u64,
+    /// What their indexes take, in bytes.
+    pub index_bytes: u64,
+}
+
+/// What lies in the tables of one operation.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct OperationStats {
+    /// Its name.
+    pub operation: String,
+    /// Keys that are answered with what was stored.
+    pub live: u64,
+    /// Keys whose answer is not kept, and that still refuse duplicates.
+    pub tombstones: u64,
+    /// Keys that have expired and are still there.
+    pub expired: u64,
+    /// What their rows take, in bytes, without indexes.
+    pub bytes: u64,
+    /// When the oldest that was looked at was first used.
+    pub oldest: Option<SystemTime>,
+}
+
+impl Stats {
+    /// Keys that are answered with what was stored, of all operations.
+    #[must_use]
+    pub fn live(&self) -> u64 {
+        self.operations.iter().map(|operation| operation.live).sum()
+    }
+
+    /// Keys whose answer is not kept, of all operations.
+    #[must_use]
+    pub fn tombstones(&self) -> u64 {
+        self.operations.iter().map(|operation| operation.tombstones).sum()
+    }
+}

@@ -1,0 +1,323 @@
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ulid::Ulid;
+use uuid::{Uuid, fmt::Hyphenated};
+
+use crate::{IdempotentRequest, InvalidRetention, retention::checked};
+
+/// Keys that say themselves when their intent was born: no bet on a window, and bounded storage.
+///
+/// A key whose time is within the window is remembered until its time has left it. An older one that is not remembered
+/// may have been executed and forgotten, so it is refused, with 412 `key-expired`, and not executed. One from the
+/// future is refused too. So a key is executed at most once, without any limit in time.
+///
+/// ```
+/// use std::time::Duration;
+/// use axum_idempotency::TimeBearing;
+///
+/// const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+///
+/// let keys = TimeBearing::uuid_v7(7 * DAY)?;
+/// assert_eq!(keys.advertised(), "P7D");
+/// # Ok::<_, axum_idempotency::InvalidRetention>(())
+/// ```
+///
+/// Give it to [`Idempotency::time_bearing`](crate::Idempotency::time_bearing) or a layer. The database's clock decides.
+/// The key is kept for the window and the [margin](Self::margin), and so is the answer, unless the
+/// [`Retention`](crate::Retention) says how long answers are replayed, by
+/// [`refuse_for`](crate::Retention::refuse_for) or [`refuse_forever`](crate::Retention::refuse_forever); how long it
+/// keeps keys does not matter then.
+///
+/// # Changes
+///
+/// The longest window under which an operation was claimed is noted in the table `idempotency.windows`, with the time
+/// since which that is so. Shortening a window takes effect at once. After it was made longer, keys that were born
+/// before the change are still judged by the shorter one, since they may have been forgotten under it. Where an
+/// operation has been used without times before, keys born before the change are refused; its
+/// [`Retention`](crate::Retention) has to be the one that it had. Make such a change in all processes at once, or
+/// under a new name of the operation: one that goes on without times forgets as it did before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeBearing {
+    source: Source,
+    window: Duration,
+    skew: Duration,
+    margin: Duration,
+    partitioned: bool,
+}
+
+/// Where the time stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    UuidV7,
+    Ulid,
+    FirstSent,
+}
+
+/// Why a request whose key bears a time is not executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Untimely {
+    /// The key is older than the window, and nothing is known of it: it may have been executed and forgotten.
+    Expired,
+    /// The key was born later than now, by more than clocks differ.
+    FromFuture,
+    /// The key was used with another time.
+    OtherTime,
+}
+
+impl TimeBearing {
+    /// Keys are UUIDs of version 7 (RFC 9562), in lower case, with hyphens. The layer takes upper case as well.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention`] if the window is shorter than a millisecond or longer than
+    /// [`Retention::MAX`](crate::Retention::MAX).
+    pub fn uuid_v7(window: Duration) -> Result<Self, InvalidRetention> {
+        Self::new(Source::UuidV7, window)
+    }
+
+    /// Keys are ULIDs, in upper case. The layer takes lower case as well.
+    ///
+    /// # Errors
+    ///
+    /// As for [`uuid_v7`](Self::uuid_v7).
+    pub fn ulid(window: Duration) -> Result<Self, InvalidRetention> {
+        Self::new(Source::Ulid, window)
+    }
+
+    /// The time comes beside the key: for the layer in `Repeatability-First-Sent`, with the key in
+    /// `Repeatability-Request-ID` (OASIS Repeatable Requests 1.0); elsewhere by
+    /// [`IdempotentRequest::with_first_sent`]. It counts in whole seconds.
+    ///
+    /// # Errors
+    ///
+    /// As for [`uuid_v7`](Self::uuid_v7).
+    pub fn first_sent(window: Duration) -> Result<Self, InvalidRetention> {
+        Self::new(Source::FirstSent, window)
+    }
+
+    fn new(source: Source, window: Duration) -> Result<Self, InvalidRetention> {
+        const MINUTE: Duration = Duration::from_secs(60);
+
+        Ok(Self { source, window: checked(window)?, skew: MINUTE, margin: MINUTE, partitioned: false })
+    }
+
+    /// How far in the future a key's time may lie, for clients whose clocks are fast. Default: 60 seconds. At most
+    /// [`Retention::MAX`](crate::Retention::MAX); what is more counts as that.
+    #[must_use]
+    pub fn future_skew(self, skew: Duration) -> Self {
+        Self { skew: skew.min(crate::Retention::MAX), ..self }
+    }
+
+    /// How much longer than the window a key is kept: the largest step back of the database's clock that does no harm.
+    /// Default: 60 seconds. At most [`Retention::MAX`](crate::Retention::MAX); what is more counts as that.
+    #[must_use]
+    pub fn margin(self, margin: Duration) -> Self {
+        Self { margin: margin.min(crate::Retention::MAX), ..self }
+    }
+
+    /// Keeps the keys in the table `idempotency.timed_keys`, which is partitioned by their time: forgetting is dropping
+    /// a partition, without a trace of what was in it. Each covers an eighth of the longest window, a minute at least;
+    /// [`prune`](crate::Idempotency::prune) makes and drops them, and a claim that finds none for its time makes it.
+    ///
+    /// The table is made by [`migrate_partitioned`](crate::migrate_partitioned), and the role has to own it. Default:
+    /// they are kept in `idempotency.keys`. An operation that changes over counts as one that has been used without
+    /// times.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidRetention::NotPartitionable`] for keys whose time stands [beside](Self::first_sent) them: one key with
+    /// two times would be in two partitions, and nobody would notice.
+    pub fn partitioned(self) -> Result<Self, InvalidRetention> {
+        match self.source {
+            Source::UuidV7 | Source::Ulid => Ok(Self { partitioned: true, ..self }),
+            Source::FirstSent => Err(InvalidRetention::NotPartitionable),
+        }
+    }
+
+    /// How old a key may be that is executed.
+    #[must_use]
+    pub fn window(self) -> Duration {
+        self.window
+    }
+
+    /// The window as an ISO 8601 duration, such as `P7D` or `PT36H`, rounded down to seconds: for the API's
+    /// documentation or a configuration endpoint. A client has to know it before it needs it.
+    #[must_use]
+    pub fn advertised(self) -> String {
+        iso8601(self.window)
+    }
+
+    #[cfg(feature = "axum")]
+    pub(crate) fn is_beside_the_key(self) -> bool {
+        self.source == Source::FirstSent
+    }
+
+    pub(crate) fn is_partitioned(self) -> bool {
+        self.partitioned
+    }
+
+    pub(crate) fn skew(self) -> Duration {
+        self.skew
+    }
+
+    /// How long after its birth a key is kept.
+    pub(crate) fn keep(self) -> Duration {
+        self.window.saturating_add(self.margin)
+    }
+
+    /// When the request's key was born; `None` if that is not to be found, or the key is not in its one spelling.
+    pub(crate) fn born(self, request: &IdempotentRequest) -> Option<SystemTime> {
+        match self.source {
+            Source::FirstSent => {
+                let since = request.first_sent()?.duration_since(UNIX_EPOCH).ok()?;
+                UNIX_EPOCH.checked_add(Duration::from_secs(since.as_secs()))
+            }
+            Source::UuidV7 | Source::Ulid => {
+                let key = request.key().as_str();
+                let (canonical, born) = self.spell(key)?;
+                (canonical == key).then_some(born)
+            }
+        }
+    }
+
+    /// A key in its one spelling, and when it was born; `None` if it bears no time.
+    pub(crate) fn spell(self, key: &str) -> Option<(String, SystemTime)> {
+        let (spelled, millis) = match self.source {
+            Source::FirstSent => return None,
+            Source::UuidV7 => {
+                let uuid = Uuid::try_parse(key).ok().filter(|_| key.len() == Hyphenated::LENGTH)?;
+                if uuid.get_version_num() != 7 || uuid.get_variant() != uuid::Variant::RFC4122 {
+                    return None;
+                }
+                let [a, b, c, d, e, f, ..] = uuid.into_bytes();
+                (uuid.hyphenated().to_string(), u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
+            }
+            Source::Ulid => {
+                // 26 characters hold 130 bits: the first one has three to itself.
+                if !key.starts_with(|first: char| ('0'..='7').contains(&first)) {
+                    return None;
+                }
+                let ulid = Ulid::from_string(key).ok()?;
+                let spelled = ulid.to_string();
+                if !spelled.eq_ignore_ascii_case(key) {
+                    return None;
+                }
+                (spelled, ulid.timestamp_ms())
+            }
+        };
+        Some((spelled, UNIX_EPOCH.checked_add(Duration::from_millis(millis))?))
+    }
+}
+
+pub(crate) fn iso8601(window: Duration) -> String {
+    let seconds = window.as_secs();
+    let part = |number: u64, unit: char| if number > 0 { format!("{number}{unit}") } else { String::new() };
+    let days = part(seconds / 86_400, 'D');
+    let time = [part(seconds % 86_400 / 3_600, 'H'), part(seconds % 3_600 / 60, 'M'), part(seconds % 60, 'S')].concat();
+    match (days.is_empty(), time.is_empty()) {
+        (true, true) => "PT0S".to_owned(),
+        (false, true) => format!("P{days}"),
+        (_, false) => format!("P{days}T{time}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Fingerprint, IdempotencyKey, Operation, Scope};
+
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    fn millis(time: SystemTime) -> u128 {
+        time.duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
+    }
+
+    fn request(key: &str) -> IdempotentRequest {
+        let key = IdempotencyKey::new(key).expect("a key");
+        IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of([""]))
+    }
+
+    #[test]
+    fn t1_a_uuid_has_to_be_of_version_7_and_variant_10() {
+        let keys = TimeBearing::uuid_v7(DAY).expect("a window");
+        // The example of RFC 9562, appendix A.6.
+        let (spelled, born) = keys.spell("017F22E2-79B0-7CC3-98C4-DC0C0C07398F").expect("version 7");
+        assert_eq!(spelled, "017f22e2-79b0-7cc3-98c4-dc0c0c07398f");
+        assert_eq!(millis(born), 0x017F_22E2_79B0);
+        for other in [
+            "017f22e2-79b0-4cc3-98c4-dc0c0c07398f",
+            "017f22e2-79b0-8cc3-98c4-dc0c0c07398f",
+            "017f22e2-79b0-7cc3-18c4-dc0c0c07398f",
+            "017f22e2-79b0-7cc3-d8c4-dc0c0c07398f",
+            "017f22e279b07cc398c4dc0c0c07398f",
+            "{017f22e2-79b0-7cc3-98c4-dc0c0c07398f}",
+            "order-1",
+            "",
+        ] {
+            assert_eq!(keys.spell(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn t1_a_ulid_has_26_characters_of_crockfords_and_no_overflow() {
+        let keys = TimeBearing::ulid(DAY).expect("a window");
+        // The example of the ULID specification.
+        let (spelled, born) = keys.spell("01arz3ndektsv4rrffq69g5fav").expect("a ULID");
+        assert_eq!(spelled, "01ARZ3NDEKTSV4RRFFQ69G5FAV");
+        assert_eq!(millis(born), 1_469_922_850_259);
+        assert!(keys.spell("7ZZZZZZZZZZZZZZZZZZZZZZZZZ").is_some());
+        for other in [
+            "8ZZZZZZZZZZZZZZZZZZZZZZZZZ",
+            "01ARZ3NDEKTSV4RRFFQ69G5FA",
+            "01ARZ3NDEKTSV4RRFFQ69G5FAVV",
+            "01ARZ3NDEKTSV4RRFFQ69G5FAU",
+            "O1ARZ3NDEKTSV4RRFFQ69G5FAV",
+            "01ARZ3NDEKTSV4RRFFQ69G5FIL",
+            "",
+        ] {
+            assert_eq!(keys.spell(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn two_spellings_are_never_two_keys() {
+        let keys = TimeBearing::uuid_v7(DAY).expect("a window");
+        assert!(keys.born(&request("017f22e2-79b0-7cc3-98c4-dc0c0c07398f")).is_some());
+        assert!(keys.born(&request("017F22E2-79B0-7CC3-98C4-DC0C0C07398F")).is_none());
+        let keys = TimeBearing::ulid(DAY).expect("a window");
+        assert!(keys.born(&request("01ARZ3NDEKTSV4RRFFQ69G5FAV")).is_some());
+        assert!(keys.born(&request("01arz3ndektsv4rrffq69g5fav")).is_none());
+    }
+
+    #[test]
+    fn t6_first_sent_counts_in_whole_seconds_and_cannot_be_partitioned() {
+        let keys = TimeBearing::first_sent(DAY).expect("a window");
+        assert_eq!(keys.born(&request("k")), None);
+        let sent = UNIX_EPOCH + Duration::from_millis(12_999);
+        assert_eq!(keys.born(&request("k").with_first_sent(sent)), Some(UNIX_EPOCH + Duration::from_secs(12)));
+        assert_eq!(keys.partitioned(), Err(InvalidRetention::NotPartitionable));
+        assert!(TimeBearing::ulid(DAY).and_then(TimeBearing::partitioned).is_ok());
+    }
+
+    #[test]
+    fn t12_the_window_is_advertised_as_an_iso_8601_duration() {
+        for (seconds, text) in [
+            (7 * 86_400, "P7D"),
+            (3_600, "PT1H"),
+            (90, "PT1M30S"),
+            (86_400 + 1, "P1DT1S"),
+            (2 * 86_400 + 3 * 3_600 + 4 * 60 + 5, "P2DT3H4M5S"),
+        ] {
+            assert_eq!(iso8601(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(iso8601(Duration::from_millis(5)), "PT0S");
+    }
+
+    #[test]
+    fn f51_a_window_of_nothing_is_refused() {
+        assert_eq!(TimeBearing::uuid_v7(Duration::ZERO), Err(InvalidRetention::TooShort));
+        assert_eq!(TimeBearing::ulid(Duration::MAX), Err(InvalidRetention::TooLong));
+        let keys = TimeBearing::ulid(DAY).expect("a window").future_skew(Duration::MAX).margin(Duration::MAX);
+        assert_eq!(keys.keep(), DAY + crate::Retention::MAX);
+    }
+}
