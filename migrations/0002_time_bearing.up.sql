@@ -11,8 +11,8 @@ create table idempotency.windows (
     skew_us     bigint not null,
     -- In which table: idempotency.timed_keys, or idempotency.keys.
     partitioned boolean not null,
-    -- Keys born until then are judged by the window guarded_us, since they may have been forgotten under that. Infinity:
-    -- a change is under way.
+    -- Keys born until then are judged by the window guarded_us, since they may have been forgotten under that; if it is
+    -- less than nothing, they are refused. Infinity: a change is under way.
     guard_since timestamptz not null,
     guarded_us  bigint not null,
     noted_at    timestamptz not null

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::{Prepared, error::before_commit, transaction::Transaction};
 use crate::{Error, ErrorKind};
 
-/// Nobody else makes partitions meanwhile. The number means nothing.
+/// Nobody else makes partitions, or chooses one to drop, meanwhile. The number means nothing.
 const LOCK: &str = "select pg_advisory_xact_lock(5830176230841920143)";
 
 /// From the oldest key that any operation accepts, to a whole partition ahead of the newest. `null` if no operation
@@ -27,8 +27,8 @@ select (extract(epoch from lower))::bigint as lower, (extract(epoch from upper))
  order by lower
 ";
 
-/// What nobody can need any more: no key in it is accepted, nor kept. One that somebody began to drop a while ago was not
-/// dropped.
+/// What nobody can need any more: no key in it is accepted, nor kept. PostgreSQL detaches one at a time, so nothing is due
+/// while somebody is dropping one; what he began a while ago he did not end.
 const DUE: &str = "\
 update idempotency.partitions
    set dropping_since = clock_timestamp()
@@ -36,10 +36,11 @@ update idempotency.partitions
    select name
      from idempotency.partitions
     where upper + (select max(keep_us) from idempotency.windows) * interval '1 microsecond' <= clock_timestamp()
-      and (dropping_since is null or dropping_since < clock_timestamp() - interval '2 minutes')
+      and not exists (
+        select from idempotency.partitions where dropping_since > clock_timestamp() - interval '2 minutes'
+      )
     order by upper
     limit 1
-      for update skip locked
  )
 returning name
 ";
@@ -130,6 +131,7 @@ fn create(lower: i64, upper: i64) -> String {
 /// Drops a partition of which everything has expired, and says whether there was one. Claims go on meanwhile.
 pub(crate) async fn drop_one(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
     let mut transaction = Transaction::begin(pool).await?;
+    transaction.connection().execute(LOCK).await.map_err(before_commit)?;
     let due: Option<String> = sqlx::query_scalar(DUE)
         .persistent(prepared.kept())
         .fetch_optional(transaction.connection())

@@ -8,14 +8,17 @@ use crate::{Error, OperationStats, Stats};
 /// How many pages of a table are read: 8 MiB.
 const PAGES: f64 = 1_000.0;
 
-/// A partitioned table has its pages in its leaves. `pg_relation_size` asks the file system, so that no ANALYZE need have
+/// A partitioned table has its pages in its leaves, and a plain one is no tree. `pg_relation_size` asks the file system, so that no ANALYZE need have
 /// been there.
 const SIZE: &str = "\
 select coalesce(sum(pg_relation_size(relid) / current_setting('block_size')::bigint), 0)::float8 as pages,
        coalesce(sum(pg_table_size(relid)), 0)::bigint as table_bytes,
        coalesce(sum(pg_indexes_size(relid)), 0)::bigint as index_bytes
-  from pg_catalog.pg_partition_tree($1::text::regclass)
- where isleaf
+  from (
+    select $1::text::regclass as relid
+     union
+    select relid from pg_catalog.pg_partition_tree($1::text::regclass)
+  ) tables
 ";
 
 macro_rules! sample {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::response::IntoResponse as _;
 use axum_idempotency::{Idempotency, Pruned, Pruner, Retention, Tx};
 
 use crate::support::{Database, Gate, Runs, all, app, app_with, create, effect, layer, post, reply};
@@ -308,4 +309,60 @@ async fn an_owners_keys_are_forgotten_in_batches_and_nobody_elses() {
     assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap(), 0);
     assert!(reply(&app, post("/things").key("k").owner("bob")).await.replayed());
     assert!(!reply(&app, post("/things").key("k").owner("alice")).await.replayed());
+}
+
+/// The handler returns its retention as a part of the response.
+fn keeping(retention: Retention) -> impl FnOnce(Tx) -> Keeping + Clone + Send + Sync + 'static {
+    move |mut tx: Tx| Box::pin(async move { (retention, effect(&mut tx).await.to_string()).into_response() })
+}
+
+type Keeping = std::pin::Pin<Box<dyn Future<Output = axum::response::Response> + Send>>;
+
+#[tokio::test]
+async fn a_response_can_lengthen_or_shorten_its_own_window() {
+    let seconds = Duration::from_secs;
+    let own = |retention| Retention::new(retention).unwrap();
+    for (retention, window, replay) in [
+        (own(seconds(7_200)), Some(7_200.0), None),
+        (own(seconds(60)), Some(60.0), None),
+        (Retention::forever(), None, None),
+        (own(seconds(60)).refuse_for(seconds(90)).unwrap(), Some(90.0), Some(60.0)),
+        (own(seconds(60)).refuse_forever(), None, Some(60.0)),
+        // Not shorter than a duplicate may wait, and a handler may take.
+        (own(seconds(1)), Some(15.001), None),
+    ] {
+        let database = Database::fresh().await;
+        let name = axum::http::HeaderName::from_static("x-expires");
+        let idempotent = layer(Idempotency::new(database.pool_lazily())).expiry_header(name.clone());
+        let app = app_with(idempotent.time_limit(seconds(10)).unwrap(), keeping(retention));
+        let first = reply(&app, post("/things").key("k")).await;
+        let retry = reply(&app, post("/things").key("k")).await;
+        assert!(first.status == 200 && retry.replayed(), "{first:?}");
+        assert_eq!(first.headers.get(&name), retry.headers.get(&name));
+        let kept: (Option<f64>, Option<f64>) = sqlx::query_as(
+            "select extract(epoch from expires_at - created_at)::float8,
+                    extract(epoch from replay_until - created_at)::float8
+               from idempotency.keys",
+        )
+        .fetch_one(&mut database.connection().await)
+        .await
+        .unwrap();
+        assert_eq!(kept, (window, replay), "{retention:?}");
+        assert_eq!(first.headers.contains_key(&name), window.or(replay).is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_rejection_can_have_its_own_window_too() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, || async {
+        (axum::http::StatusCode::PAYMENT_REQUIRED, Retention::new(Duration::from_secs(600)).unwrap(), "declined")
+    });
+    assert_eq!(reply(&app, post("/things").key("k")).await.status, 402);
+    let window: f64 =
+        sqlx::query_scalar("select extract(epoch from expires_at - created_at)::float8 from idempotency.keys")
+            .fetch_one(&mut database.connection().await)
+            .await
+            .unwrap();
+    assert!((window - 600.0).abs() < 0.001);
 }

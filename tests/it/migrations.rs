@@ -1,7 +1,8 @@
 //! The table comes and goes by the crate's own migrations, beside those of the application.
 
 use axum_idempotency::{
-    Claim, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation, Scope, migrate,
+    Claim, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation,
+    PARTITIONED_MIGRATOR, Scope, migrate,
 };
 use sqlx::Executor as _;
 
@@ -33,7 +34,7 @@ async fn migrating_twice_and_from_many_processes_at_once_is_fine() {
     let results = all(pools.into_iter().map(|pool| async move { migrate(&pool).await })).await;
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     migrate(&database.pool().await).await.unwrap();
-    assert_eq!(tables(&database).await, ["idempotency.keys", "idempotency.migrations"]);
+    assert_eq!(tables(&database).await, ["idempotency.keys", "idempotency.migrations", "idempotency.windows"]);
 }
 
 #[tokio::test]
@@ -52,7 +53,13 @@ async fn the_applications_own_migrations_table_is_left_alone() {
     own.run(&pool).await.unwrap();
     assert_eq!(
         tables(&database).await,
-        ["idempotency.keys", "idempotency.migrations", "public._sqlx_migrations", "public.thing"]
+        [
+            "idempotency.keys",
+            "idempotency.migrations",
+            "idempotency.windows",
+            "public._sqlx_migrations",
+            "public.thing"
+        ]
     );
 }
 
@@ -71,19 +78,22 @@ async fn migrations_can_be_undone_and_done_again() {
 #[tokio::test]
 async fn the_plain_files_make_the_same_table_for_another_tool() {
     let database = Database::unmigrated().await;
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
-    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
     let mut connection = database.connection().await;
-    let mut run = 0;
-    for file in files.iter().filter(|file| file.to_string_lossy().ends_with(".up.sql")) {
-        let sql = std::fs::read_to_string(file).unwrap();
-        connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.unwrap();
-        run += 1;
+    for (folder, migrator) in [("migrations", &MIGRATOR), ("migrations/partitioned", &PARTITIONED_MIGRATOR)] {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.retain(|file| file.is_file());
+        files.sort();
+        let mut run = 0;
+        for file in files.iter().filter(|file| file.to_string_lossy().ends_with(".up.sql")) {
+            let sql = std::fs::read_to_string(file).unwrap();
+            connection.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(sql))).await.unwrap();
+            run += 1;
+        }
+        // The crate brings every file, up and down.
+        assert_eq!(migrator.iter().count(), files.len());
+        assert_eq!(run * 2, files.len());
     }
-    // The crate brings every file, up and down.
-    assert_eq!(MIGRATOR.iter().count(), files.len());
-    assert_eq!(run * 2, files.len());
     let claim = Idempotency::new(database.pool().await).claim(request()).await.unwrap();
     assert!(matches!(claim, Claim::Fresh(_)));
 }

@@ -1,10 +1,12 @@
 //! The only code that makes databases and drives routers.
 
+mod clock;
 mod database;
 mod http;
 mod proxy;
 
 pub use self::{
+    clock::{Clock, START, moment},
     database::Database,
     http::{Ask, Gate, Reply, get, post, reply, serve},
     proxy::{Cut, proxy},

@@ -1,0 +1,103 @@
+//! What an operator sees: stats, and the policy that is published.
+
+use std::time::Duration;
+
+use axum_idempotency::{Idempotency, Retention, Scope, TimeBearing, migrate_partitioned};
+use serde_json::json;
+use sqlx::Executor as _;
+
+use crate::support::{Database, create, layer, post, reply};
+
+const FILL: &str = "\
+insert into idempotency.keys (scope, operation, key, fingerprint, status, header_names, header_values, body,
+                              created_at, expires_at)
+select 'many', case when n % 4 = 0 then 'seldom' else 'often' end, n::text, '\\x00', 200, '{}', '{}',
+       case when n % 10 = 0 then null else convert_to(repeat('x', 20), 'UTF8') end,
+       now() - n * interval '1 second', now() + case when n % 5 = 0 then -1 else 1 end * interval '1 day'
+  from generate_series(1, $1) n";
+
+async fn fill(database: &Database, rows: i32) {
+    sqlx::query(FILL).bind(rows).execute(&mut database.connection().await).await.unwrap();
+}
+
+#[tokio::test]
+async fn stats_of_a_small_table_are_exact() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let empty = idempotency.stats().await.unwrap();
+    assert_eq!((empty.live(), empty.tombstones(), empty.overdue, empty.oldest), (0, 0, 0, None));
+    fill(&database, 1_000).await;
+    let stats = idempotency.stats().await.unwrap();
+    assert!((stats.sampled - 1.0).abs() < f64::EPSILON);
+    // Of 1,000 a fifth has expired; of the rest, those that end in 0 have all expired.
+    assert_eq!((stats.live(), stats.tombstones(), stats.overdue), (800, 0, 200));
+    let names: Vec<_> = stats.operations.iter().map(|operation| operation.operation.as_str()).collect();
+    assert_eq!(names, ["often", "seldom"]);
+    assert_eq!((stats.operations[0].live, stats.operations[0].expired), (600, 150));
+    assert!(stats.operations[0].bytes > 750 * 60 && stats.table_bytes > 80_000 && stats.index_bytes > 30_000);
+    let age = stats.oldest.unwrap().elapsed().unwrap();
+    assert!(age >= Duration::from_secs(1_000) && age < Duration::from_secs(1_100), "{age:?}");
+}
+
+#[tokio::test]
+async fn stats_of_a_large_table_come_from_a_bounded_look() {
+    let database = Database::fresh().await;
+    fill(&database, 150_000).await;
+    let stats = Idempotency::new(database.pool().await).stats().await.unwrap();
+    assert!(stats.sampled < 0.7, "{}", stats.sampled);
+    let live = stats.live();
+    assert!((100_000..140_000).contains(&live), "{live} of 120,000 by a sample");
+    assert_eq!(stats.overdue, 10_000, "counted no further");
+    assert_eq!(stats.oldest.unwrap().elapsed().unwrap().as_secs() / 60, 2_500, "by the index");
+}
+
+#[tokio::test]
+async fn stats_count_both_tables_and_tombstones() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    migrate_partitioned(&pool).await.unwrap();
+    let day = Duration::from_secs(86_400);
+    let plain = layer(Idempotency::new(pool.clone())).operation("o");
+    let timed = plain.clone().time_bearing(TimeBearing::uuid_v7(day).unwrap().partitioned().unwrap()).unwrap();
+    let millis = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    let uuid = format!("{:08x}-{:04x}-7000-8000-000000000001", millis >> 16, millis & 0xffff);
+    reply(&crate::support::app_with(plain.clone(), create), post("/things").key("k")).await;
+    reply(&crate::support::app_with(plain.sensitive(), create), post("/things").key("l")).await;
+    reply(&crate::support::app_with(timed.operation("p"), create), post("/things").key(&uuid)).await;
+    let stats = Idempotency::new(pool).stats().await.unwrap();
+    assert_eq!((stats.live(), stats.tombstones(), stats.operations.len()), (2, 1, 2), "{stats:?}");
+}
+
+/// Whoever reads them needs no more than to read.
+#[tokio::test]
+async fn stats_leave_nothing_behind() {
+    let database = Database::fresh().await;
+    let pool = database.pool_of(1).await;
+    fill(&database, 10).await;
+    let before = database.rows().await;
+    Idempotency::new(pool.clone()).stats().await.unwrap();
+    assert_eq!(database.rows().await, before);
+    pool.execute("select 1").await.unwrap();
+}
+
+#[tokio::test]
+async fn t12_r60_the_policy_can_be_published() {
+    let database = Database::fresh().await;
+    let hour = Duration::from_secs(3_600);
+    let plain = layer(Idempotency::new(database.pool_lazily())).operation("charge.create");
+    assert_eq!(
+        serde_json::to_value(plain.policy()).unwrap(),
+        json!({
+            "operation": "charge.create", "header": "idempotency-key", "required": true, "methods": ["PATCH", "POST"],
+            "window": "P1D", "replay": "P1D", "time_bearing": false, "max_request_bytes": 1_048_576,
+        })
+    );
+    let never = plain.clone().optional().retention(Retention::new(hour).unwrap().refuse_forever()).unwrap().policy();
+    assert_eq!((never.window, never.replay.as_deref(), never.required), (None, Some("PT1H"), false));
+    let timed = plain.time_bearing(TimeBearing::first_sent(7 * 24 * hour).unwrap()).unwrap().policy();
+    assert_eq!((timed.window.as_deref(), timed.header.as_str()), (Some("P7D"), "repeatability-request-id"));
+    assert!(timed.time_bearing && timed.replay.as_deref() == Some("P7D"));
+    let global =
+        axum_idempotency::IdempotencyLayer::new(Idempotency::new(database.pool_lazily()), |_| Some(Scope::global()));
+    assert!(serde_json::to_value(global.policy()).unwrap().get("operation").is_none());
+}
