@@ -112,7 +112,7 @@ impl Attempt {
             Ok(window) => {
                 let window = window.unwrap_or(self.window);
                 self.transaction.commit().await?;
-                self.owner.answered(response.with_window(window));
+                self.owner.committed(response.with_window(window));
                 Ok(window)
             }
             Err(error) => {
@@ -142,7 +142,7 @@ impl Attempt {
         match contend(&self.idempotency, transaction, request, patience, timing, Some(&response)).await? {
             Contended::Ours(transaction, window) => {
                 transaction.commit().await?;
-                self.owner.answered(response.with_window(window));
+                self.owner.committed(response.with_window(window));
                 Ok(Rejected::Stored(window))
             }
             // Another process was faster.

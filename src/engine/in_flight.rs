@@ -4,22 +4,30 @@ use std::{
     collections::{HashMap, hash_map},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::SystemTime,
+    time::{Instant, SystemTime},
 };
 
 use tokio::sync::watch;
 
+use super::recent::Recent;
 use crate::{Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse};
 
-type Identity = (Scope, Operation, IdempotencyKey);
+pub(super) type Identity = (Scope, Operation, IdempotencyKey);
 
-fn identity(request: &IdempotentRequest) -> Identity {
+pub(super) fn identity(request: &IdempotentRequest) -> Identity {
     (request.scope().clone(), request.operation().clone(), request.key().clone())
 }
 
 /// One for all clones of an [`Idempotency`](crate::Idempotency).
 #[derive(Clone, Default)]
-pub(super) struct InFlight(Arc<Mutex<HashMap<Identity, Entry>>>);
+pub(super) struct InFlight(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    entries: Mutex<HashMap<Identity, Entry>>,
+    /// What they came to.
+    recent: Recent,
+}
 
 struct Entry {
     fingerprint: Fingerprint,
@@ -49,7 +57,7 @@ pub(super) enum Entered {
 
 impl InFlight {
     pub(super) fn enter(&self, request: &IdempotentRequest) -> Entered {
-        match lock(&self.0).entry(identity(request)) {
+        match lock(&self.0.entries).entry(identity(request)) {
             hash_map::Entry::Occupied(entry) => Entered::Duplicate(Duplicate {
                 asks: if entry.get().first_sent != request.first_sent() {
                     Asks::AtOtherTime
@@ -64,13 +72,22 @@ impl InFlight {
                 let (sender, state) = watch::channel(State::Claiming);
                 let (fingerprint, first_sent) = (request.fingerprint(), request.first_sent());
                 entry.insert(Entry { fingerprint, first_sent, state });
-                Entered::Owner(Owner { entries: self.clone(), request: request.clone(), sender })
+                Entered::Owner(Owner {
+                    in_flight: self.clone(),
+                    request: request.clone(),
+                    since: Instant::now(),
+                    sender,
+                })
             }
         }
     }
 
     pub(super) fn len(&self) -> usize {
-        lock(&self.0).len()
+        lock(&self.0.entries).len()
+    }
+
+    pub(super) fn recent(&self) -> &Recent {
+        &self.0.recent
     }
 }
 
@@ -82,8 +99,10 @@ fn lock(entries: &Mutex<HashMap<Identity, Entry>>) -> MutexGuard<'_, HashMap<Ide
 /// The one that acts for all duplicates in this process. The entry goes with it, however it ends: then those who
 /// wait either find its answer or enter anew, and the first of them is the next owner.
 pub(super) struct Owner {
-    entries: InFlight,
+    in_flight: InFlight,
     request: IdempotentRequest,
+    /// Before it asked the database.
+    since: Instant,
     sender: watch::Sender<State>,
 }
 
@@ -96,8 +115,21 @@ impl Owner {
         self.sender.send_replace(State::Executing);
     }
 
+    /// It found this answer.
     pub(super) fn answered(self, response: StoredResponse) {
+        self.in_flight.recent().saw(&identity(&self.request));
         self.sender.send_replace(State::Answered(response));
+    }
+
+    /// It has given this answer, and it is committed.
+    pub(super) fn committed(self, response: StoredResponse) {
+        self.in_flight.recent().remember(identity(&self.request), &self.request, &response, self.since);
+        self.answered(response);
+    }
+
+    /// Is there reason to look for an answer before claiming?
+    pub(super) fn has_been_seen(&self) -> bool {
+        self.in_flight.recent().has_seen(&identity(&self.request))
     }
 
     pub(super) fn reused(self) {
@@ -107,7 +139,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        lock(&self.entries.0).remove(&identity(&self.request));
+        lock(&self.in_flight.0.entries).remove(&identity(&self.request));
     }
 }
 

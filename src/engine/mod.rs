@@ -5,6 +5,7 @@ mod backlog;
 mod claim;
 mod in_flight;
 mod pruner;
+mod recent;
 mod run;
 mod uninterrupted;
 #[cfg(feature = "axum")]
@@ -194,6 +195,21 @@ impl Idempotency {
         self.0.time_bearing
     }
 
+    /// Answers that this process has committed are kept in its memory as well, up to so many bytes and no longer than
+    /// `age`, and are replayed from there without asking the database. Default: none are.
+    ///
+    /// What is stored never changes, and an answer is not kept beyond its window; so what a client can notice is that
+    /// an answer which was erased elsewhere, by [`forget`](Self::forget) in another process or by hand, is replayed for
+    /// up to `age` more. A few seconds are enough for most retries. Answers of
+    /// [`sensitive`](crate::IdempotencyLayer::sensitive) routes are not kept here either.
+    ///
+    /// It counts for all clones of this value. An answer larger than half of `bytes` is not kept.
+    #[must_use]
+    pub fn answers_in_memory(self, bytes: usize, age: Duration) -> Self {
+        self.0.in_flight.recent().limit(bytes, age);
+        self
+    }
+
     /// How many of the pool's connections may wait inside PostgreSQL at a time, each for a request that another process
     /// is executing. Default: a quarter of the pool; one at least.
     ///
@@ -336,11 +352,14 @@ impl Idempotency {
     pub async fn forget(&self, scope: &Scope) -> Result<u64, Error> {
         const BATCH: u32 = 1_000;
 
+        self.0.in_flight.recent().forget(scope);
         let mut forgotten = 0;
         loop {
             let rows = postgres::prune::forget(&self.0.pool, scope, BATCH, self.0.prepared).await?;
             forgotten += rows;
             if rows < u64::from(BATCH) {
+                // What was committed meanwhile may have been remembered.
+                self.0.in_flight.recent().forget(scope);
                 return Ok(forgotten);
             }
         }

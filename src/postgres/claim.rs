@@ -228,14 +228,22 @@ async fn read(
     place: Place,
     prepared: Prepared,
 ) -> Result<Claimed, Error> {
+    let found = look(connection, request, place, prepared).await?;
+    Ok(found.map_or(Claimed::Lost, Claimed::Answered))
+}
+
+/// The answer, if there is one. Needs no transaction.
+pub(crate) async fn look(
+    connection: &mut PgConnection,
+    request: &IdempotentRequest,
+    place: Place,
+    prepared: Prepared,
+) -> Result<Option<Stored>, Error> {
     let query = sqlx::query(place.of(&READ))
         .bind(request.scope().as_stored())
         .bind(request.operation().as_str())
         .bind(request.key().as_str());
     let row: Option<PgRow> =
         place.bind(query).persistent(prepared.kept()).fetch_optional(connection).await.map_err(before_commit)?;
-    Ok(match row.as_ref().map(stored).transpose()?.flatten() {
-        Some(stored) => Claimed::Answered(stored),
-        None => Claimed::Lost,
-    })
+    Ok(row.as_ref().map(stored).transpose()?.flatten())
 }

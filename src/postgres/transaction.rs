@@ -30,10 +30,15 @@ pub(crate) struct Transaction {
 impl Transaction {
     /// Takes a connection from the pool and begins.
     pub(crate) async fn begin(pool: &PgPool) -> Result<Self, Error> {
-        Self::begin_on(pool.acquire().await.map_err(before_commit)?, None).await
+        Self::begin_on(Self::connect(pool).await?, None).await
     }
 
-    pub(super) async fn begin_on(
+    /// Takes a connection from the pool, to begin on later.
+    pub(crate) async fn connect(pool: &PgPool) -> Result<PoolConnection<Postgres>, Error> {
+        pool.acquire().await.map_err(before_commit)
+    }
+
+    pub(crate) async fn begin_on(
         connection: PoolConnection<Postgres>,
         statement: Option<SqlStr>,
     ) -> Result<Self, Error> {

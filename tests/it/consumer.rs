@@ -277,3 +277,14 @@ async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
         }
     }
 }
+
+#[tokio::test]
+async fn r60_an_answers_own_retention_outlasts_the_wait_of_a_duplicate() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    let Claim::Fresh(attempt) = idempotency.claim(message("k", "")).await.unwrap() else { panic!("not fresh") };
+    let brief = axum_idempotency::Retention::new(Duration::from_millis(1)).unwrap();
+    let window = attempt.complete(&StoredResponse::new(StatusCode::OK, "").with_retention(brief)).await.unwrap();
+    let kept = window.expires.unwrap().duration_since(window.first_used).unwrap();
+    assert_eq!(kept, Duration::from_millis(5_001), "the default wait is five seconds");
+}

@@ -1,6 +1,10 @@
 //! What the guarantee costs, in statements as the server sees them.
 
-use crate::support::{Database, app, create, post, reply};
+use std::time::Duration;
+
+use axum_idempotency::{Idempotency, RejectionKind, Scope};
+
+use crate::support::{Database, answering, app, app_with, create, layer, post, reply};
 
 /// The statements that the server executed for this database since the last look, by their first words.
 fn statements(database: &Database, seen: &mut usize) -> Vec<String> {
@@ -18,18 +22,67 @@ fn statements(database: &Database, seen: &mut usize) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_first_call_takes_two_statements_more_than_the_handlers_transaction_and_a_replay_takes_three() {
+async fn a_first_call_takes_two_statements_more_than_the_handlers_transaction_and_a_replay_takes_one_or_three() {
     let database = Database::logged().await;
-    let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
-    let app = app(&pool, create);
+    let options = database.options().options([("log_statement", "all")]);
+    let here = app(&Database::pool_with(options.clone(), 1).await, create);
+    let elsewhere = app(&Database::pool_with(options, 1).await, create);
     let mut seen = 0;
     statements(&database, &mut seen);
 
     for key in ["a", "b"] {
-        reply(&app, post("/things").key(key)).await;
+        reply(&here, post("/things").key(key)).await;
         let first = statements(&database, &mut seen);
         assert_eq!(first, ["BEGIN", "with live", "insert into", "update idempotency.keys", "COMMIT"]);
     }
-    reply(&app, post("/things").key("a")).await;
-    assert_eq!(statements(&database, &mut seen), ["BEGIN", "with live", "ROLLBACK"]);
+    // The process that has answered it has reason to look first; another one learns of it by its first claim.
+    reply(&here, post("/things").key("a")).await;
+    assert_eq!(statements(&database, &mut seen), ["select fingerprint,"]);
+    for expected in [&["BEGIN", "with live", "ROLLBACK"][..], &["select fingerprint,"]] {
+        assert!(reply(&elsewhere, post("/things").key("a")).await.replayed());
+        assert_eq!(statements(&database, &mut seen), expected);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_in_memory_takes_no_statement_and_no_connection() {
+    let database = Database::logged().await;
+    let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
+    let idempotency = Idempotency::new(pool.clone()).answers_in_memory(100_000, Duration::from_secs(60));
+    let here = app_with(layer(idempotency.clone()), create);
+    let sensitive = app_with(layer(idempotency.clone()).operation("secret").sensitive(), create);
+    let first = reply(&here, post("/things").key("a").body("x")).await;
+    reply(&sensitive, post("/things").key("a")).await;
+    let mut seen = 0;
+    statements(&database, &mut seen);
+
+    let held = pool.acquire().await.unwrap();
+    let replay = reply(&here, post("/things").key("a").body("x")).await;
+    assert!(replay.replayed() && replay.body == first.body);
+    reply(&here, post("/things").key("a").body("y")).await.assert_refused(RejectionKind::KeyReused);
+    drop(held);
+    assert!(statements(&database, &mut seen).is_empty());
+    // Nothing of a sensitive route is in memory.
+    reply(&sensitive, post("/things").key("a")).await.assert_refused(RejectionKind::ResponseNotRetained);
+    assert_eq!(statements(&database, &mut seen), ["select fingerprint,"]);
+    // Another owner, another operation: never.
+    assert!(!reply(&here, post("/things").key("a").owner("bob").body("x")).await.replayed());
+    // An erasure here is true here at once.
+    idempotency.forget(&Scope::new("alice")).await.unwrap();
+    assert!(!reply(&here, post("/things").key("a").body("x")).await.replayed());
+}
+
+#[tokio::test]
+async fn an_answer_in_memory_is_not_replayed_beyond_the_age_nor_unless_it_was_committed() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    let remembering = |age| Idempotency::new(pool.clone()).answers_in_memory(100_000, age);
+    let brief = app_with(layer(remembering(Duration::from_nanos(1))), create);
+    reply(&brief, post("/things").key("a")).await;
+    database.expire().await;
+    assert!(!reply(&brief, post("/things").key("a")).await.replayed(), "asked anew");
+
+    let failing = layer(remembering(Duration::from_secs(60)));
+    assert_eq!(reply(&app_with(failing.clone(), answering(500)), post("/things").key("b")).await.status, 500);
+    assert!(!reply(&app_with(failing, create), post("/things").key("b")).await.replayed());
 }

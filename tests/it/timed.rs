@@ -305,6 +305,43 @@ async fn t5_after_a_window_was_made_longer_what_may_be_forgotten_is_refused_for_
     }
 }
 
+/// Clocks may be fast: a key from the future, executed under the shorter window, may have been forgotten under it.
+#[tokio::test]
+async fn t5_a_key_from_the_future_of_before_the_change_is_judged_by_the_shorter_window() {
+    for way in WAYS {
+        let mut world = World::new(way).await;
+        let short = world.process(HOUR).await;
+        let born = START + 50_000;
+        assert_eq!(world.ask(&short, born, 1).await, Came::Executed);
+        let long = world.process(4 * HOUR).await;
+        assert_eq!(world.ask(&long, START, 2).await, Came::Executed);
+        // As it was kept for the shorter window, it is forgotten by then.
+        world.clock.set(born + HOUR + MINUTE).await;
+        sqlx::raw_sql("delete from idempotency.keys; delete from idempotency.timed_keys")
+            .execute(&mut world.database.connection().await)
+            .await
+            .unwrap();
+        assert_eq!(world.ask(&long, born, 1).await, Came::Untimely(Untimely::Expired), "{way:?}");
+    }
+}
+
+#[tokio::test]
+async fn t5_a_second_change_does_not_forget_the_first() {
+    for way in WAYS {
+        let mut world = World::new(way).await;
+        let first = world.process(HOUR).await;
+        assert_eq!(world.ask(&first, START, 1).await, Came::Executed);
+        let now = START + HOUR + MINUTE;
+        world.clock.set(now).await;
+        first.prune(10).await.unwrap();
+        for (n, window) in [(2, 2 * HOUR), (3, 4 * HOUR)] {
+            let process = world.process(window).await;
+            assert_eq!(world.ask(&process, now, n).await, Came::Executed);
+            assert_eq!(world.ask(&process, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?} {window}");
+        }
+    }
+}
+
 /// Between its two steps a change refuses nobody and lets nobody in: whoever comes first ends it.
 #[tokio::test]
 async fn t5_a_change_that_was_cut_off_is_ended_by_the_next_claim() {
@@ -512,6 +549,23 @@ async fn the_answer_can_be_dropped_before_the_key() {
     }
 }
 
+/// How long a key that bears a time is kept is not an answer's to say: forgotten sooner, it would be executed again.
+#[tokio::test]
+async fn an_answers_own_retention_shortens_its_replays_and_never_its_key() {
+    for way in [Way::Uuid, Way::UuidPartitioned] {
+        let mut world = World::new(way).await;
+        let process = world.process(HOUR).await;
+        let Claim::Fresh(attempt) = process.claim(way.request(START, 1)).await.unwrap() else { panic!("not fresh") };
+        let brief = Retention::new(millis(10 * MINUTE)).unwrap().refuse_for(millis(20 * MINUTE)).unwrap();
+        let answer = StoredResponse::new(http::StatusCode::OK, "").with_retention(brief);
+        let window = attempt.complete(&answer).await.unwrap();
+        assert_eq!(window.replay_ends, Some(moment(START + 10 * MINUTE)), "{way:?}");
+        assert_eq!(window.expires, Some(moment(START + HOUR + MINUTE)), "{way:?}");
+        world.clock.set(START + 30 * MINUTE).await;
+        assert_eq!(world.ask(&process, START, 1).await, Came::NotRetained, "{way:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_key_is_looked_up_in_the_table_it_is_in() {
     for way in WAYS {
@@ -541,6 +595,13 @@ async fn partitions_are_made_ahead_and_dropped_with_all_that_was_in_them() {
     // An eighth of the window later there is one more, and nothing is too old.
     world.clock.set(START + HOUR / 8).await;
     assert_eq!(process.prune(10).await.unwrap().partitions_made, 1);
+    // What is in the oldest is too old to be accepted, and still kept.
+    let oldest: f64 = sqlx::query_scalar("select extract(epoch from min(upper))::float8 from idempotency.partitions")
+        .fetch_one(&mut world.database.connection().await)
+        .await
+        .unwrap();
+    world.clock.set(oldest as i64 * 1_000 + HOUR + 30_000).await;
+    assert_eq!(process.prune(10).await.unwrap().partitions_dropped, 0);
     world.clock.set(START + HOUR + MINUTE + HOUR / 8).await;
     let mut dropped = 0;
     loop {

@@ -1,0 +1,251 @@
+//! What this process has answered recently: that it was, and, if the application asks for it, with what.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use super::in_flight::Identity;
+use crate::{IdempotentRequest, Scope, StoredResponse, Window};
+
+/// Everything in it comes in two generations: when the
+/// younger one is full, it becomes the older one, and what was older is gone. So it is bounded, and nobody has to look
+/// for what to drop.
+#[derive(Default)]
+pub(super) struct Recent {
+    hasher: RandomState,
+    generations: Mutex<Generations>,
+}
+
+#[derive(Default)]
+struct Generations {
+    /// Hashes of what was answered. Two that share one only cost a look at the table.
+    seen: [HashSet<u64>; 2],
+    answers: [Answers; 2],
+    limits: Limits,
+}
+
+#[derive(Default)]
+struct Answers {
+    by_identity: HashMap<Identity, Remembered>,
+    bytes: usize,
+}
+
+/// How much is kept of answers: nothing, unless the application says otherwise.
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    bytes: usize,
+    age: Duration,
+}
+
+/// An answer that was committed here.
+#[derive(Clone)]
+pub(super) struct Remembered {
+    pub(super) request: IdempotentRequest,
+    pub(super) response: StoredResponse,
+    until: Instant,
+}
+
+/// Hashes in a generation: about half a megabyte for both.
+const HASHES: usize = 16 * 1024;
+
+/// What an answer takes besides its body.
+const OVERHEAD: usize = 512;
+
+impl Recent {
+    pub(super) fn limit(&self, bytes: usize, age: Duration) {
+        lock(&self.generations).limits = Limits { bytes, age };
+    }
+
+    fn hash(&self, identity: &Identity) -> u64 {
+        self.hasher.hash_one(identity)
+    }
+
+    /// Is there reason to look for an answer before claiming? "No" is no proof that there is none.
+    pub(super) fn has_seen(&self, identity: &Identity) -> bool {
+        let hash = self.hash(identity);
+        lock(&self.generations).seen.iter().any(|generation| generation.contains(&hash))
+    }
+
+    pub(super) fn saw(&self, identity: &Identity) {
+        let hash = self.hash(identity);
+        let mut generations = lock(&self.generations);
+        let [younger, older] = &mut generations.seen;
+        if younger.len() >= HASHES {
+            *older = std::mem::take(younger);
+        }
+        younger.insert(hash);
+    }
+
+    /// The answer, if it is still known.
+    pub(super) fn answer(&self, identity: &Identity) -> Option<Remembered> {
+        let generations = lock(&self.generations);
+        if generations.limits.bytes == 0 {
+            return None;
+        }
+        let found = generations.answers.iter().find_map(|generation| generation.by_identity.get(identity))?;
+        (Instant::now() < found.until).then(|| found.clone())
+    }
+
+    /// Keeps an answer that was committed here. The request came at `since`, when its key's window had not begun yet: by
+    /// this process's clock, the window does not end later than the database says.
+    pub(super) fn remember(
+        &self,
+        identity: Identity,
+        request: &IdempotentRequest,
+        response: &StoredResponse,
+        since: Instant,
+    ) {
+        let mut generations = lock(&self.generations);
+        let Limits { bytes: limit, age } = generations.limits;
+        let (Some(body), Some(window)) = (response.bytes(), response.window()) else {
+            // A tombstone tells nothing that a look would not.
+            return;
+        };
+        let headers: usize = response.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        let bytes = body.len().saturating_add(headers).saturating_add(OVERHEAD);
+        if bytes > limit / 2 {
+            return;
+        }
+        let age = shortest(window).map_or(age, |shortest| shortest.min(age));
+        let Some(until) = since.checked_add(age) else { return };
+        let [younger, older] = &mut generations.answers;
+        if younger.bytes.saturating_add(bytes) > limit / 2 {
+            *older = std::mem::take(younger);
+        }
+        let remembered = Remembered { request: request.clone(), response: response.clone(), until };
+        if younger.by_identity.insert(identity, remembered).is_none() {
+            younger.bytes = younger.bytes.saturating_add(bytes);
+        }
+    }
+
+    /// Forgets the answers of an owner.
+    pub(super) fn forget(&self, scope: &Scope) {
+        for generation in &mut lock(&self.generations).answers {
+            generation.by_identity.retain(|(owner, _, _), _| owner != scope);
+        }
+    }
+}
+
+/// How long after its first use an answer is replayed, if that is limited.
+fn shortest(window: Window) -> Option<Duration> {
+    let ends = window.replay_ends.into_iter().chain(window.expires).min()?;
+    Some(ends.duration_since(window.first_used).unwrap_or_default())
+}
+
+/// No code panics while it holds the lock, and if some did, nothing in it could be wrong.
+fn lock(generations: &Mutex<Generations>) -> MutexGuard<'_, Generations> {
+    generations.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Recent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let generations = lock(&self.generations);
+        f.debug_struct("Recent")
+            .field("seen", &generations.seen.iter().map(HashSet::len).sum::<usize>())
+            .field("bytes", &generations.answers.iter().map(|answers| answers.bytes).sum::<usize>())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use http::StatusCode;
+
+    use super::*;
+    use crate::{Fingerprint, IdempotencyKey, Operation};
+
+    fn request(n: usize) -> (Identity, IdempotentRequest) {
+        let (scope, operation) = (Scope::new(format!("owner-{}", n % 2)), Operation::new("o"));
+        let key = IdempotencyKey::new(n.to_string()).expect("a key");
+        let request = IdempotentRequest::new(scope.clone(), operation.clone(), key.clone(), Fingerprint::of([""]));
+        ((scope, operation, key), request)
+    }
+
+    fn answer(body: usize, window: Duration) -> StoredResponse {
+        let first_used = SystemTime::UNIX_EPOCH;
+        let expires = Some(first_used + window);
+        StoredResponse::new(StatusCode::OK, vec![0; body]).with_window(Window {
+            first_used,
+            replay_ends: expires,
+            expires,
+        })
+    }
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    #[test]
+    fn what_was_seen_is_bounded_and_recent() {
+        let recent = Recent::default();
+        for n in 0..3 * HASHES {
+            recent.saw(&request(n).0);
+        }
+        assert!(recent.has_seen(&request(3 * HASHES - 1).0));
+        assert!(!recent.has_seen(&request(0).0));
+        assert!(lock(&recent.generations).seen.iter().all(|generation| generation.len() <= HASHES));
+    }
+
+    #[test]
+    fn answers_are_bounded_in_bytes_and_off_unless_asked_for() {
+        let recent = Recent::default();
+        let keep = |n, bytes| {
+            let (identity, request) = request(n);
+            recent.remember(identity, &request, &answer(bytes, HOUR), Instant::now());
+        };
+        let known = |n| recent.answer(&request(n).0).is_some();
+        keep(0, 10);
+        assert!(!known(0));
+        recent.limit(10_000, HOUR);
+        keep(1, 5_000);
+        assert!(!known(1), "too large for any generation");
+        for n in 0..100 {
+            keep(n, 500);
+            assert!(known(n));
+        }
+        assert!(!known(0) && known(98));
+        assert!(lock(&recent.generations).answers.iter().all(|answers| answers.bytes <= 5_000));
+    }
+
+    #[test]
+    fn answers_are_bounded_in_time_by_the_window_and_by_the_age() {
+        let recent = Recent::default();
+        recent.limit(100_000, HOUR);
+        let since = |ago| Instant::now().checked_sub(ago).expect("a running machine");
+        let second = Duration::from_secs(1);
+        for (n, window, ago, known) in [
+            (1, second, Duration::ZERO, true),
+            (2, second, second, false),
+            (3, 2 * HOUR, Duration::from_millis(1), true),
+            (4, Duration::from_millis(1), Duration::from_millis(2), false),
+        ] {
+            let (identity, request) = request(n);
+            recent.remember(identity.clone(), &request, &answer(1, window), since(ago));
+            assert_eq!(recent.answer(&identity).is_some(), known, "{n}");
+        }
+        recent.limit(100_000, second);
+        let (identity, request) = request(5);
+        recent.remember(identity.clone(), &request, &answer(1, HOUR), since(second));
+        assert!(recent.answer(&identity).is_none());
+    }
+
+    #[test]
+    fn tombstones_and_what_was_erased_are_not_remembered() {
+        let recent = Recent::default();
+        recent.limit(100_000, HOUR);
+        for n in 0..4 {
+            let (identity, request) = request(n);
+            recent.remember(identity, &request, &answer(1, HOUR), Instant::now());
+        }
+        recent.forget(&Scope::new("owner-1"));
+        let known: Vec<_> = (0..4).map(|n| recent.answer(&request(n).0).is_some()).collect();
+        assert_eq!(known, [true, false, true, false]);
+        let (identity, request) = request(9);
+        recent.remember(identity.clone(), &request, &StoredResponse::not_retained(StatusCode::OK), Instant::now());
+        assert!(recent.answer(&identity).is_none());
+    }
+}
