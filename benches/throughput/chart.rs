@@ -17,41 +17,48 @@ use plotters::{
 
 use crate::report::{Report, Row, Scenario};
 
-const WIDTH: u32 = 980;
+const COLUMN: u32 = 600;
 const BAR: u32 = 17;
+/// The room for the names of variants.
+const NAMES: u32 = 200;
 /// Ratios beyond are cut off, and their number says so.
 const MOST: f64 = 2.0;
 const GREY: RGBColor = RGBColor(0x55, 0x5b, 0x61);
 
-/// Draws all scenarios below each other; every one is held against the first variant that it names.
+/// Draws the scenarios in two columns; every one is held against the first variant that it names.
 pub(crate) fn draw(report: &Report, to: &Path) -> Result<(), Box<dyn Error>> {
-    let heights: Vec<u32> = report.scenarios.iter().map(height).collect();
-    let (head, foot) = (70, 30);
-    let root = SVGBackend::new(to, (WIDTH, head + heights.iter().sum::<u32>() + foot)).into_drawing_area();
+    let rows: Vec<_> =
+        report.scenarios.chunks(2).map(|pair| (pair, pair.iter().map(height).max().unwrap_or(0))).collect();
+    let (head, foot) = (76, 34);
+    let heights: u32 = rows.iter().map(|(_, height)| height).sum();
+    let root = SVGBackend::new(to, (2 * COLUMN, head + heights + foot)).into_drawing_area();
     // With a ground of its own, it can be read on a dark page too.
     root.fill(&WHITE)?;
     let machine = &report.machine;
     let caption = format!(
-        "Throughput against the same endpoint without protection. {} cores for everything, PostgreSQL {}, durable, \
-         pools of {}",
-        machine.cores, machine.postgresql, machine.pool_connections
+        "Requests per second against the same endpoint without protection. {} cores for everything, PostgreSQL {}, \
+         durable, pools of {}; {} mode",
+        machine.cores, machine.postgresql, machine.pool_connections, machine.mode
     );
-    root.draw(&Text::new("What idempotency costs", (16, 12), style(22, BLACK)))?;
-    root.draw(&Text::new(caption, (16, 44), style(13, GREY)))?;
+    root.draw(&Text::new("What idempotency costs", (16, 12), style(26, BLACK)))?;
+    root.draw(&Text::new(caption, (16, 46), style(16, GREY)))?;
     let (_, mut rest) = root.split_vertically(head);
-    for (scenario, height) in report.scenarios.iter().zip(heights) {
-        let (panel, below) = rest.split_vertically(height);
-        draw_scenario(scenario, &panel)?;
+    for (pair, height) in rows {
+        let (row, below) = rest.split_vertically(height);
+        let (left, right) = row.split_horizontally(COLUMN);
+        for (scenario, panel) in pair.iter().zip([left, right]) {
+            draw_scenario(scenario, &panel)?;
+        }
         rest = below;
     }
-    let axis = "ratio of requests per second, in the same round: median; the line goes from the least to the most";
-    rest.draw(&Text::new(axis, (16, 6), style(13, GREY)))?;
+    let axis = "Ratio of requests per second in the same round: median; the line goes from the least to the most.";
+    rest.draw(&Text::new(axis, (16, 8), style(16, GREY)))?;
     root.present()?;
     Ok(())
 }
 
 fn height(scenario: &Scenario) -> u32 {
-    u32::try_from(scenario.rows.len()).unwrap_or(u32::MAX) * BAR + 64
+    u32::try_from(scenario.rows.len()).unwrap_or(u32::MAX) * BAR + 66
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -60,30 +67,32 @@ type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64
 fn draw_scenario(scenario: &Scenario, panel: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let reference = scenario.rows.first().and_then(|row| row.ratios.first()).map_or("", |cell| cell.to);
     let title = format!("{} (1.0 is {reference})", scenario.name);
-    panel.draw(&Text::new(title, (16, 8), style(15, BLACK)))?;
+    panel.draw(&Text::new(title, (16, 8), style(18, BLACK)))?;
     let rows = scenario.rows.len() as f64;
-    let mut chart = ChartBuilder::on(panel)
+    let bars = u32::try_from(scenario.rows.len())? * BAR;
+    let mut chart = ChartBuilder::on(&panel.margin(0, panel.dim_in_pixel().1 - bars - 28 - 24, 0, 0))
         .margin_top(28)
         .margin_right(24)
-        .set_left_and_bottom_label_area_size(24)
-        .y_label_area_size(200)
+        .x_label_area_size(24)
+        .y_label_area_size(NAMES)
         .build_cartesian_2d(0.0..MOST, rows..0.0)?;
     chart
         .configure_mesh()
         .disable_y_mesh()
         .disable_y_axis()
         .x_labels(9)
-        .x_label_formatter(&|ratio| format!("{ratio:.2}"))
+        .max_light_lines(1)
+        .x_label_formatter(&|ratio| format!("{ratio:.1}"))
         .light_line_style(WHITE)
         .bold_line_style(RGBColor(0xe3, 0xe6, 0xe8))
         .axis_style(GREY)
-        .label_style(style(12, GREY))
+        .label_style(style(14, GREY))
         .draw()?;
     for (number, row) in scenario.rows.iter().enumerate() {
         bar(row, number as f64, &mut chart)?;
         let y = 28 + i32::try_from(number)? * i32::try_from(BAR)? + 3;
-        let label = style(13, BLACK).pos(Pos::new(HPos::Right, VPos::Top));
-        panel.draw(&Text::new(row.variant, (192, y), label))?;
+        let label = style(15, BLACK).pos(Pos::new(HPos::Right, VPos::Top));
+        panel.draw(&Text::new(row.variant, (i32::try_from(NAMES)? - 8, y), label))?;
     }
     chart.draw_series([PathElement::new([(1.0, 0.0), (1.0, rows)], GREY)])?;
     Ok(())
@@ -100,7 +109,7 @@ fn bar(row: &Row, top: f64, chart: &mut Chart<'_, '_>) -> Result<(), Box<dyn Err
     let (from, to) = (ratio.min.min(MOST), ratio.max.min(MOST));
     chart.draw_series([PathElement::new([(from, middle), (to, middle)], BLACK.stroke_width(2))])?;
     let text = format!("{:.2}", ratio.median);
-    let place = style(12, BLACK).pos(Pos::new(HPos::Left, VPos::Center));
+    let place = style(14, BLACK).pos(Pos::new(HPos::Left, VPos::Center));
     let x = to.max(end) + 0.015;
     let (x, place) =
         if x > MOST - 0.12 { (MOST - 0.01, place.pos(Pos::new(HPos::Right, VPos::Center))) } else { (x, place) };

@@ -27,7 +27,7 @@ impl Intent {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;
-        Self { key: format!("{mixed:016x}-4000-8000-{:012x}", number), owner }
+        Self { key: format!("{mixed:016x}-4000-8000-{number:012x}"), owner }
     }
 
     /// A session identifier of 128 bits in base64url: only `axum-idempotent` looks at it.

@@ -36,7 +36,7 @@ pub(crate) struct Counts {
 }
 
 pub(crate) async fn count(variants: &[Variant], databases: &Databases) -> Result<Vec<Counts>, Box<dyn Error>> {
-    let proxy = Proxy::start(&databases.folder(), None).await?;
+    let proxy = Proxy::start(&databases.folder, None).await?;
     databases.autovacuum("off").await?;
     let mut counted = Vec::new();
     for &variant in variants {
@@ -96,13 +96,13 @@ async fn count_one(
     })
 }
 
-/// Keys to replay, whose making is over and counted.
+/// Keys to replay, answered by what counts as another process, so that none is in this one's memory.
 async fn answered(
     variant: Variant,
     databases: &Databases,
     server: &mut PgConnection,
 ) -> Result<Arc<Vec<(Intent, Bytes)>>, Box<dyn Error>> {
-    let pool = one_connection(variant, &Proxy::start(&databases.folder(), None).await?).await?;
+    let pool = one_connection(variant, &Proxy::start(&databases.folder, None).await?).await?;
     let mut site = Site::start(variant, pool.clone(), Work::new(100, Duration::ZERO), 100).await?;
     site.answer(pool.clone(), 20).await?;
     pool.close().await;

@@ -25,6 +25,8 @@ const WANTED: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Databases {
     server: PgConnectOptions,
+    /// Where its socket is.
+    pub(crate) folder: PathBuf,
     delayed: Proxy,
     pools: HashMap<(Variant, bool), PgPool>,
     /// What `select 1` takes directly and through the delaying proxy.
@@ -53,11 +55,11 @@ impl Databases {
             axum_idempotency::migrate(&pool).await?;
             pool.close().await;
         }
-        let folder = server.get_socket().cloned().unwrap_or_else(|| PathBuf::from("/tmp"));
+        let folder = server.get_socket().cloned().ok_or("the throwaway server listens on a socket")?;
         let delayed = Proxy::start(&folder, Some(WANTED / 2)).await?;
         let round_trips = calibrate(&mut connection, &delayed).await?;
         connection.close().await?;
-        Ok(Self { server, delayed, pools: HashMap::new(), round_trips, version, _server: running })
+        Ok(Self { server, folder, delayed, pools: HashMap::new(), round_trips, version, _server: running })
     }
 
     /// A connection past the pools, for what the bench itself wants to know.
@@ -71,10 +73,6 @@ impl Databases {
         connection.execute(AssertSqlSafe(format!("alter system set autovacuum = {setting}"))).await?;
         connection.execute("select pg_reload_conf()").await?;
         connection.close().await
-    }
-
-    pub(crate) fn folder(&self) -> PathBuf {
-        self.server.get_socket().cloned().unwrap_or_else(|| PathBuf::from("/tmp"))
     }
 
     /// The variant's pool, filled.

@@ -75,14 +75,19 @@ fn main() -> ExitCode {
 
 async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let pace = if arguments.full { FULL } else { SHORT };
-    let mut left_out = Vec::new();
-    if std::env::var("REDIS_URL").is_err() {
-        left_out.push(format!("{}: REDIS_URL is not set", Variant::PeerInRedis.name()));
-    }
+    let redis = std::env::var("REDIS_URL").is_ok();
+    let left_out =
+        if redis { Vec::new() } else { vec![format!("{}: REDIS_URL is not set", Variant::PeerInRedis.name())] };
     let there = |variants: &[Variant]| -> Vec<Variant> {
-        let is_there = |variant: &Variant| *variant != Variant::PeerInRedis || left_out.is_empty();
-        variants.iter().copied().filter(is_there).collect()
+        variants.iter().copied().filter(|variant| redis || *variant != Variant::PeerInRedis).collect()
     };
+    let scenarios: Vec<_> = SCENARIOS.iter().filter(|scenario| arguments.wants(scenario.name)).collect();
+    let storms = if arguments.wants("storm") { there(STORM) } else { Vec::new() };
+    let counted = if arguments.wants("counters") { there(COUNTED) } else { Vec::new() };
+    if scenarios.is_empty() && storms.is_empty() && counted.is_empty() {
+        let names: Vec<_> = SCENARIOS.iter().map(|scenario| scenario.name).chain(["storm", "counters"]).collect();
+        return Err(format!("no scenario has that in its name; there are\n  {}", names.join("\n  ")).into());
+    }
     let mut databases = Databases::start().await?;
     let machine = machine(arguments, pace, &databases);
     println!("{}", machine.line());
@@ -90,14 +95,11 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         println!("left out: {variant}");
     }
 
-    let scenarios: Vec<_> = SCENARIOS.iter().filter(|scenario| arguments.wants(scenario.name)).collect();
-    let storms = if arguments.wants("storm") { there(STORM) } else { Vec::new() };
     let slots: usize = scenarios.iter().map(|scenario| there(scenario.variants).len() * (pace.rounds + 1)).sum();
     // Hidden where nobody looks: it draws on a terminal only.
     let progress = ProgressBar::new((slots + storms.len() * pace.storm_rounds) as u64)
         .with_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}, {eta} to go; {msg}")?);
 
-    let counted = if arguments.wants("counters") { there(COUNTED) } else { Vec::new() };
     let counts = counters::count(&counted, &databases).await?;
     if !counts.is_empty() {
         progress.suspend(|| println!("{}", report::counts_table(&counts)));

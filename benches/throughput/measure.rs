@@ -93,6 +93,7 @@ fn row(scenario: &Scenario, crew: &Crew, crews: &[Crew]) -> Row {
     Row {
         variant: crew.site.variant.name(),
         per_second: Spread::of(&of(|slot| slot.per_second)),
+        rounds: of(|slot| slot.per_second),
         p50_ms: median(&of(|slot| slot.p50)),
         p99_ms: median(&of(|slot| slot.p99)),
         ratios: scenario.references.into_iter().filter_map(ratio).collect(),
@@ -158,7 +159,7 @@ async fn ask(
             site.check_first(&answer);
             first_calls.fetch_add(1, Ordering::SeqCst);
         } else {
-            let (intent, body) = &site.answered[(turn / 2 * scenario.clients + number) % site.answered.len()];
+            let (intent, body) = &site.answered[(turn * scenario.clients + number) % site.answered.len()];
             let answer = client.ask(intent).await;
             site.check_replay(&answer, body);
         }

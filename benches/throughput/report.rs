@@ -39,6 +39,8 @@ pub(crate) struct Scenario {
 pub(crate) struct Row {
     pub(crate) variant: &'static str,
     pub(crate) per_second: Spread,
+    /// Requests per second, round by round.
+    pub(crate) rounds: Vec<f64>,
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
     pub(crate) ratios: Vec<Cell>,

@@ -144,7 +144,8 @@ async fn watch(mut connection: PgConnection, over: Arc<AtomicBool>) -> Result<i6
         }
         let busy: i64 = sqlx::query_scalar(
             "select count(*) from pg_stat_activity
-              where datname = current_database() and state <> 'idle' and pid <> pg_backend_pid()",
+              where datname = current_database() and backend_type = 'client backend' and state <> 'idle'
+                and pid <> pg_backend_pid()",
         )
         .fetch_one(&mut connection)
         .await?;

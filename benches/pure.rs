@@ -1,2 +1,0 @@
-//! Later.
-fn main() {}
