@@ -96,9 +96,12 @@ impl Databases {
 async fn calibrate(direct: &mut PgConnection, delayed: &Proxy) -> Result<(Duration, Duration), sqlx::Error> {
     let mut through = delayed.options("postgres").connect().await?;
     let without = round_trip(direct).await?;
-    let with = round_trip(&mut through).await?;
-    let excess = with.saturating_sub(without).saturating_sub(WANTED);
-    delayed.set_delay((WANTED / 2).saturating_sub(excess / 2));
+    let mut delay = WANTED / 2;
+    for _ in 0..3 {
+        let added = round_trip(&mut through).await?.saturating_sub(without);
+        delay = (delay + WANTED / 2).saturating_sub(added / 2);
+        delayed.set_delay(delay);
+    }
     let with = round_trip(&mut through).await?;
     through.close().await?;
     Ok((without, with))

@@ -40,8 +40,8 @@ use self::{
 };
 
 const SHORT: Pace = Pace {
-    rounds: 3,
-    slot: Duration::from_millis(350),
+    rounds: 7,
+    slot: Duration::from_millis(160),
     warm_up: Duration::from_millis(100),
     duplicates: 200,
     storm_rounds: 2,
@@ -133,6 +133,7 @@ fn machine(arguments: &Arguments, pace: Pace, databases: &Databases) -> Machine 
     let (direct, delayed) = databases.round_trips;
     Machine {
         cores: report::cores(),
+        load_before: report::load(),
         postgresql: databases.version.clone(),
         pool_connections: CONNECTIONS,
         mode: if arguments.full { "full" } else { "short" },

@@ -35,8 +35,8 @@ pub(crate) struct Pace {
 /// What one variant did in one slot.
 struct Slot {
     per_second: f64,
-    p50: f64,
-    p99: f64,
+    /// In milliseconds.
+    latencies: Vec<f64>,
 }
 
 /// A site with its clients, which stay connected from round to round.
@@ -83,7 +83,8 @@ pub(crate) async fn measure(
 }
 
 fn row(scenario: &Scenario, crew: &Crew, crews: &[Crew]) -> Row {
-    let of = |value: fn(&Slot) -> f64| crew.slots.iter().map(value).collect::<Vec<_>>();
+    let rounds: Vec<_> = crew.slots.iter().map(|slot| slot.per_second).collect();
+    let latencies: Vec<_> = crew.slots.iter().flat_map(|slot| &slot.latencies).copied().collect();
     let ratio = |reference: Variant| {
         let other = crews.iter().find(|other| other.site.variant == reference)?;
         let ratios: Vec<_> =
@@ -92,10 +93,10 @@ fn row(scenario: &Scenario, crew: &Crew, crews: &[Crew]) -> Row {
     };
     Row {
         variant: crew.site.variant.name(),
-        per_second: Spread::of(&of(|slot| slot.per_second)),
-        rounds: of(|slot| slot.per_second),
-        p50_ms: median(&of(|slot| slot.p50)),
-        p99_ms: median(&of(|slot| slot.p99)),
+        per_second: Spread::of(&rounds),
+        rounds,
+        p50_ms: median(&latencies),
+        p99_ms: percentile(&latencies, 0.99),
         ratios: scenario.references.into_iter().filter_map(ratio).collect(),
     }
 }
@@ -126,14 +127,10 @@ async fn slot(scenario: &Scenario, crew: &mut Crew, length: Duration) -> Result<
         let executed = crew.site.executed() - before;
         assert_eq!(executed, first_calls.load(Ordering::SeqCst), "{}: executions", crew.site.variant.name());
     }
-    Ok(Slot {
-        per_second: latencies.len() as f64 / elapsed,
-        p50: percentile(&latencies, 0.5),
-        p99: percentile(&latencies, 0.99),
-    })
+    Ok(Slot { per_second: latencies.len() as f64 / elapsed, latencies })
 }
 
-/// One client's part; its latencies are in milliseconds.
+/// One client's part, and its latencies.
 async fn ask(
     mut client: Client,
     number: usize,

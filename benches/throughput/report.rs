@@ -19,6 +19,8 @@ pub(crate) struct Report {
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     pub(crate) cores: usize,
+    /// How many processes wanted to run in the minute before: others disturb.
+    pub(crate) load_before: Option<f64>,
     pub(crate) postgresql: String,
     pub(crate) pool_connections: u32,
     pub(crate) mode: &'static str,
@@ -41,6 +43,7 @@ pub(crate) struct Row {
     pub(crate) per_second: Spread,
     /// Requests per second, round by round.
     pub(crate) rounds: Vec<f64>,
+    /// Of all rounds together.
     pub(crate) p50_ms: f64,
     pub(crate) p99_ms: f64,
     pub(crate) ratios: Vec<Cell>,
@@ -57,16 +60,21 @@ pub(crate) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
+pub(crate) fn load() -> Option<f64> {
+    fs::read_to_string("/proc/loadavg").ok()?.split_whitespace().next()?.parse().ok()
+}
+
 impl Machine {
     pub(crate) fn line(&self) -> String {
         format!(
             "{} cores for clients, servers and PostgreSQL {} (fsync and synchronous_commit on), pools of {}; \
-             {} rounds of {} ms; select 1 takes {:.2} ms, through the delaying proxy {:.2} ms",
+             {} rounds of {} ms; load before {:.2}; select 1 takes {:.3} ms, through the delaying proxy {:.3} ms",
             self.cores,
             self.postgresql,
             self.pool_connections,
             self.rounds,
             self.slot_ms,
+            self.load_before.unwrap_or_default(),
             self.round_trip_ms,
             self.delayed_round_trip_ms
         )
