@@ -3,8 +3,7 @@
 use std::{error::Error, path::Path};
 
 use plotters::{
-    coord::Shift,
-    coord::types::RangedCoordf64,
+    coord::{Shift, types::RangedCoordf64},
     prelude::{
         BLACK, Cartesian2d, ChartBuilder, ChartContext, Color as _, DrawingArea, IntoDrawingArea as _, IntoFont as _,
         PathElement, RGBColor, Rectangle, SVGBackend, Text, WHITE,
@@ -19,8 +18,10 @@ use crate::report::{Report, Row, Scenario};
 
 const COLUMN: u32 = 600;
 const BAR: u32 = 17;
-/// The room for the names of variants.
+/// The room for the names of variants, for a scenario's title, and for the numbers below it.
 const NAMES: u32 = 200;
+const TITLE: u32 = 28;
+const NUMBERS: u32 = 24;
 /// Ratios beyond are cut off, and their number says so.
 const MOST: f64 = 2.0;
 const GREY: RGBColor = RGBColor(0x55, 0x5b, 0x61);
@@ -58,7 +59,7 @@ pub(crate) fn draw(report: &Report, to: &Path) -> Result<(), Box<dyn Error>> {
 }
 
 fn height(scenario: &Scenario) -> u32 {
-    u32::try_from(scenario.rows.len()).unwrap_or(u32::MAX) * BAR + 66
+    u32::try_from(scenario.rows.len()).unwrap_or(u32::MAX) * BAR + TITLE + NUMBERS + 14
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -70,10 +71,11 @@ fn draw_scenario(scenario: &Scenario, panel: &Area<'_>) -> Result<(), Box<dyn Er
     panel.draw(&Text::new(title, (16, 8), style(18, BLACK)))?;
     let rows = scenario.rows.len() as f64;
     let bars = u32::try_from(scenario.rows.len())? * BAR;
-    let mut chart = ChartBuilder::on(&panel.margin(0, panel.dim_in_pixel().1 - bars - 28 - 24, 0, 0))
-        .margin_top(28)
+    // Panels of a row are as high as the larger one: bars keep their height.
+    let mut chart = ChartBuilder::on(&panel.margin(0, panel.dim_in_pixel().1 - bars - TITLE - NUMBERS, 0, 0))
+        .margin_top(TITLE)
         .margin_right(24)
-        .x_label_area_size(24)
+        .x_label_area_size(NUMBERS)
         .y_label_area_size(NAMES)
         .build_cartesian_2d(0.0..MOST, rows..0.0)?;
     chart
@@ -90,7 +92,7 @@ fn draw_scenario(scenario: &Scenario, panel: &Area<'_>) -> Result<(), Box<dyn Er
         .draw()?;
     for (number, row) in scenario.rows.iter().enumerate() {
         bar(row, number as f64, &mut chart)?;
-        let y = 28 + i32::try_from(number)? * i32::try_from(BAR)? + 3;
+        let y = i32::try_from(TITLE)? + i32::try_from(number)? * i32::try_from(BAR)? + 3;
         let label = style(15, BLACK).pos(Pos::new(HPos::Right, VPos::Top));
         panel.draw(&Text::new(row.variant, (i32::try_from(NAMES)? - 8, y), label))?;
     }

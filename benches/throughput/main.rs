@@ -8,6 +8,10 @@
 //! ```
 //!
 //! Each answer is checked, and so is the number of executions: a variant that answers wrongly ends the run.
+//!
+//! Pools have sqlx's defaults. It asks a connection for a sign of life when it lends it and when it takes it back, so
+//! every variant has two round trips more for each connection it borrows than its statements say, one of them while
+//! the client waits. With `REDIS_URL`, the peer's Redis store takes part.
 
 #![allow(clippy::expect_used)] // A benchmark that fails should stop.
 
