@@ -52,7 +52,7 @@ impl Server {
     pub fn start(options: &Options) -> Result<Self, Error> {
         let owner = Owner::find()?;
         let binaries = binaries::find(owner)?;
-        let parent = workplace();
+        let parent = workplace(options);
         clean_up(&parent);
         let home = owner.folder(&parent, "run")?;
         let prepared = template(owner, &binaries).and_then(|template| copy(owner, &template, &home.join("data")));
@@ -129,11 +129,11 @@ fn settings(options: &Options) -> Vec<String> {
     settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting.to_owned()]).collect()
 }
 
-/// Where servers run: in memory if there is any to spare, and with a short name, since a socket's path may hold no
-/// more than 107 bytes.
-fn workplace() -> PathBuf {
+/// Where servers run: in memory if there is any to spare and nothing has to outlast it, and with a short name, since
+/// a socket's path may hold no more than 107 bytes.
+fn workplace(options: &Options) -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
-    if has_room(&memory) { memory } else { env::temp_dir() }
+    if !options.durable && has_room(&memory) { memory } else { env::temp_dir() }
 }
 
 /// A container has 64 MB there as a rule; a server with a few dozen databases takes a few hundred.
