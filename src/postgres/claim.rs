@@ -37,7 +37,7 @@ pub(crate) enum Claimed {
 /// How long a claim waits for a transaction that holds the row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Wait {
-    /// Not at all where the server knows of the other one beforehand; next to nothing otherwise.
+    /// Not at all where the server knows of the other one beforehand.
     Never,
     /// At most so long.
     UpTo(Duration),
@@ -81,23 +81,74 @@ impl Timing {
     }
 }
 
-/// Long enough for the pruner to let go of a row, short enough to be called "at once".
-const NEXT_TO_NOTHING: Duration = Duration::from_millis(50);
+impl Wait {
+    fn waits(self) -> bool {
+        matches!(self, Self::UpTo(_))
+    }
 
-/// Reads top to bottom:
+    /// In milliseconds. Zero would mean "for ever".
+    fn lock_timeout(self) -> String {
+        /// Long enough for the pruner to let go of a row, short enough to be called "at once".
+        const NEXT_TO_NOTHING: Duration = Duration::from_millis(50);
+
+        let bound = match self {
+            Self::Never => NEXT_TO_NOTHING,
+            Self::UpTo(bound) => bound,
+        };
+        format!("{}ms", bound.as_millis().clamp(1, i32::MAX as u128))
+    }
+}
+
+/// The claim of those who do not wait, which is every first one: as little as there can be, since every first call
+/// pays for it.
 ///
-/// 1. `live` looks for an answer. If there is one, nothing below writes: a replay costs no transaction id.
-/// 2. `setting` remembers `lock_timeout`; `gate` sets ours and takes the row's advisory lock, which its owner holds to
-///    the end: those who may wait queue there, and PostgreSQL wakes the next one at once; the others learn that it is
-///    taken without an attempt at the row, which would end in an ERROR. Where an engine has no such locks, it is as if it
-///    were free.
-/// 3. `claim` inserts, or takes over a row that has expired. Whoever comes second waits here for the row's uncommitted
-///    transaction. This step alone decides who executes.
-/// 4. The outer query tells what happened, and puts `lock_timeout` back.
+/// The insert runs only if no answer is to be seen (so a replay costs no transaction id) and the row's advisory lock is
+/// free, which its owner holds to the end: so others learn that it is taken without an attempt at the row, which would
+/// wait. Where an engine has no such locks, it is as if it were free. The insert alone decides who executes.
 ///
 /// Times are compared as values of this statement (`excluded`), never as `now()` inside `do update`, which sharded
 /// engines refuse.
-const CLAIM: &str = "\
+const CLAIM_AT_ONCE: &str = "\
+with claim as (
+  insert into idempotency.keys as present
+         (scope, operation, key, fingerprint, created_at, expires_at, replay_until,
+          status, header_names, header_values, body)
+  select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', now() + $6 * interval '1 microsecond',
+         $7, $8, $9, $10
+   where not exists (
+           select from idempotency.keys
+            where scope = $1 and operation = $2 and key = $3 and (expires_at is null or expires_at > now())
+         )
+     and pg_try_advisory_xact_lock($11)
+  on conflict (scope, operation, key) do update
+     set fingerprint = excluded.fingerprint, created_at = excluded.created_at, expires_at = excluded.expires_at,
+         replay_until = excluded.replay_until,
+         status = excluded.status, header_names = excluded.header_names, header_values = excluded.header_values,
+         body = excluded.body
+   where present.expires_at <= excluded.created_at
+  returning created_at, expires_at, replay_until
+)
+select claim.created_at is not null as ours,
+       live.fingerprint, live.status, live.header_names, live.header_values, live.body, live.born_at as born,
+       coalesce(live.created_at, claim.created_at) as first_used,
+       coalesce(live.expires_at, claim.expires_at) as expires,
+       coalesce(live.replay_until, claim.replay_until) as replay_until,
+       coalesce(live.replay_until <= now(), false) as faded
+  from (select) always
+  left join claim on true
+  left join idempotency.keys live
+    on live.scope = $1 and live.operation = $2 and live.key = $3
+   and (live.expires_at is null or live.expires_at > now())
+";
+
+/// The claim of those who wait for whoever holds the row. Top to bottom:
+///
+/// 1. `live` looks for an answer.
+/// 2. `setting` remembers `lock_timeout`; `gate` sets ours and takes the row's advisory lock: here they queue, and
+///    PostgreSQL wakes the next one at once.
+/// 3. `claim` inserts, or takes over a row that has expired. Where there are no advisory locks, they wait here.
+/// 4. The outer query tells what happened, and puts `lock_timeout` back.
+const CLAIM_WAITING: &str = "\
 with live as materialized (
   select fingerprint, status, header_names, header_values, body, created_at, expires_at, replay_until, born_at
     from idempotency.keys
@@ -107,17 +158,16 @@ with live as materialized (
   select current_setting('lock_timeout') as lock_timeout
    where not exists (select from live)
 ), gate as materialized (
-  select set_config('lock_timeout', $6, true) as bound,
-         case when $8 then (select true from pg_advisory_xact_lock($7)) else pg_try_advisory_xact_lock($7) end as free
+  select set_config('lock_timeout', $12, true) as bound, (select true from pg_advisory_xact_lock($11)) as held
     from setting
 ), claim as (
   insert into idempotency.keys as present
          (scope, operation, key, fingerprint, created_at, expires_at, replay_until,
           status, header_names, header_values, body)
-  select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', now() + $13 * interval '1 microsecond',
-         $9, $10, $11, $12
+  select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', now() + $6 * interval '1 microsecond',
+         $7, $8, $9, $10
     from gate
-   where gate.free
+   where gate.held
   on conflict (scope, operation, key) do update
      set fingerprint = excluded.fingerprint, created_at = excluded.created_at, expires_at = excluded.expires_at,
          replay_until = excluded.replay_until,
@@ -126,31 +176,24 @@ with live as materialized (
    where present.expires_at <= excluded.created_at
   returning created_at, expires_at, replay_until
 )
-select counted.claims = 1 as ours,
-       coalesce(gate.free, true) as tried,
+select claim.created_at is not null as ours,
        case when setting.lock_timeout is not null then set_config('lock_timeout', setting.lock_timeout, true) end,
-       live.fingerprint, live.status, live.header_names, live.header_values, live.body,
-       (extract(epoch from coalesce(live.created_at, counted.created_at)) * 1000000)::bigint as first_used,
-       (extract(epoch from coalesce(live.expires_at, counted.expires_at)) * 1000000)::bigint as expires,
-       (extract(epoch from coalesce(live.replay_until, counted.replay_until)) * 1000000)::bigint as replay_until,
-       (extract(epoch from live.born_at) * 1000000)::bigint as born,
+       live.fingerprint, live.status, live.header_names, live.header_values, live.body, live.born_at as born,
+       coalesce(live.created_at, claim.created_at) as first_used,
+       coalesce(live.expires_at, claim.expires_at) as expires,
+       coalesce(live.replay_until, claim.replay_until) as replay_until,
        coalesce(live.replay_until <= now(), false) as faded
-  from (select count(*) as claims, min(created_at) as created_at, min(expires_at) as expires_at,
-               min(replay_until) as replay_until
-          from claim) counted
+  from (select) always
+  left join claim on true
   left join setting on true
-  left join gate on true
   left join live on true
 ";
 
 macro_rules! read {
     ($table:ident $(, $born:literal)?) => {
         concat!(
-            "select fingerprint, status, header_names, header_values, body,
-                    (extract(epoch from created_at) * 1000000)::bigint as first_used,
-                    (extract(epoch from expires_at) * 1000000)::bigint as expires,
-                    (extract(epoch from replay_until) * 1000000)::bigint as replay_until,
-                    (extract(epoch from born_at) * 1000000)::bigint as born,
+            "select fingerprint, status, header_names, header_values, body, born_at as born,
+                    created_at as first_used, expires_at as expires, replay_until,
                     coalesce(replay_until <= now(), false) as faded
                from idempotency.", stringify!($table), at_key!($table $(, $born)?), "
                 and (expires_at is null or expires_at > now())"
@@ -172,33 +215,31 @@ pub(crate) async fn claim(
     wait: Wait,
     terms: Terms<'_>,
 ) -> Result<Claimed, Error> {
-    let (bound, waits) = match wait {
-        Wait::Never => (NEXT_TO_NOTHING, false),
-        Wait::UpTo(bound) => (bound, true),
-    };
     let place = terms.place();
-    let statement = if terms.timing.is_some() { place.of(&CLAIM_TIMED) } else { CLAIM };
     let answer = terms.answer.map(Columns::of);
+    let statement = match (terms.timing, wait) {
+        (Some(_), _) => place.of(&CLAIM_TIMED),
+        (None, Wait::Never) => CLAIM_AT_ONCE,
+        (None, Wait::UpTo(_)) => CLAIM_WAITING,
+    };
     let mut query = sqlx::query(statement)
         .bind(request.scope().as_stored())
         .bind(request.operation().as_str())
         .bind(request.key().as_str())
         .bind(request.fingerprint().to_stored().to_vec())
-        .bind(if terms.timing.is_some() { terms.retention.replay_micros() } else { terms.retention.keep_micros() })
-        // Zero would mean "wait for ever".
-        .bind(format!("{}ms", bound.as_millis().clamp(1, i32::MAX as u128)))
-        .bind(request.lock_number())
-        .bind(waits)
+        .bind(terms.retention.keep_micros())
+        .bind(terms.retention.replay_micros())
         .bind(answer.as_ref().map(|columns| columns.status))
         .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
         .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
-        .bind(answer.as_ref().and_then(|columns| columns.body));
-    query = match terms.timing {
-        None => query.bind(terms.retention.replay_micros()),
-        Some(Timing { born, window, keep, skew, partitioned }) => {
-            query.bind(born).bind(window).bind(keep).bind(skew).bind(partitioned)
-        }
-    };
+        .bind(answer.as_ref().and_then(|columns| columns.body))
+        .bind(request.lock_number());
+    if terms.timing.is_some() || wait.waits() {
+        query = query.bind(wait.lock_timeout());
+    }
+    if let Some(Timing { born, window, keep, skew, partitioned }) = terms.timing {
+        query = query.bind(wait.waits()).bind(born).bind(window).bind(keep).bind(skew).bind(partitioned);
+    }
     let row = match query.persistent(terms.prepared.kept()).fetch_one(&mut *connection).await {
         Ok(row) => row,
         Err(error) if is_timeout(&error) => return Ok(Claimed::TimedOut),
@@ -216,20 +257,13 @@ pub(crate) async fn claim(
     if let Some(stored) = stored(&row)? {
         return Ok(Claimed::Answered(stored));
     }
-    if !row.try_get("tried").map_err(before_commit)? {
-        return Ok(Claimed::Held);
-    }
-    read(connection, request, place, terms.prepared).await
-}
-
-async fn read(
-    connection: &mut PgConnection,
-    request: &IdempotentRequest,
-    place: Place,
-    prepared: Prepared,
-) -> Result<Claimed, Error> {
-    let found = look(connection, request, place, prepared).await?;
-    Ok(found.map_or(Claimed::Lost, Claimed::Answered))
+    // Somebody's row was in the way, or his lock. If he has committed meanwhile, it can be seen now.
+    let found = look(connection, request, place, terms.prepared).await?;
+    Ok(match (found, wait) {
+        (Some(stored), _) => Claimed::Answered(stored),
+        (None, Wait::Never) => Claimed::Held,
+        (None, Wait::UpTo(_)) => Claimed::Lost,
+    })
 }
 
 /// The answer, if there is one. Needs no transaction.

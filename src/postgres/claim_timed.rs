@@ -18,17 +18,17 @@ with live as materialized (
      and (expires_at is null or expires_at > clock_timestamp())
 ), judged as materialized (
   select key.born, asked.accepted, noted.keep_us,
-         case when (noted.window_us >= $14 and noted.keep_us >= $15 and noted.skew_us >= $16
-                    and noted.partitioned = $17 and noted.guard_since < 'infinity') is not true then 'unregistered'
-              when key.born > clock.now + $16 * interval '1 microsecond' then 'from future'
+         case when (noted.window_us >= $15 and noted.keep_us >= $16 and noted.skew_us >= $17
+                    and noted.partitioned = $18 and noted.guard_since < 'infinity') is not true then 'unregistered'
+              when key.born > clock.now + $17 * interval '1 microsecond' then 'from future'
               when key.born < clock.now - asked.accepted then 'expired'
               else 'timely'
          end as verdict
-    from (select 'epoch'::timestamptz + $13 * interval '1 microsecond' as born) key
+    from (select 'epoch'::timestamptz + $14 * interval '1 microsecond' as born) key
    cross join (select clock_timestamp() as now) clock
     left join idempotency.windows noted on noted.operation = $2
    cross join lateral (
-     select case when key.born <= noted.guard_since then least($14, noted.guarded_us) else $14 end
+     select case when key.born <= noted.guard_since then least($15, noted.guarded_us) else $15 end
             * interval '1 microsecond' as accepted
    ) asked
    where not exists (select from live)
@@ -37,39 +37,36 @@ with live as materialized (
     from judged
    where verdict = 'timely'
 ), gate as materialized (
-  select set_config('lock_timeout', $6, true) as bound,
-         case when $8 then (select true from pg_advisory_xact_lock($7)) else pg_try_advisory_xact_lock($7) end as free
+  select set_config('lock_timeout', $12, true) as bound,
+         case when $13 then (select true from pg_advisory_xact_lock($11)) else pg_try_advisory_xact_lock($11) end as free
     from setting
 ), claim as (
   insert into idempotency.", stringify!($table), "
          (scope, operation, key, fingerprint, born_at, created_at, expires_at, replay_until,
           status, header_names, header_values, body)
   select $1, $2, $3, $4, judged.born, now(), judged.born + judged.keep_us * interval '1 microsecond',
-         now() + $5 * interval '1 microsecond', $9, $10, $11, $12
+         now() + $6 * interval '1 microsecond', $7, $8, $9, $10
     from gate
    cross join judged
    where gate.free
   on conflict (", $conflict, ") do nothing
   returning created_at, expires_at, replay_until
 )
-select counted.claims = 1 as ours,
-       coalesce(gate.free, true) as tried,
+select claim.created_at is not null as ours,
        case when setting.lock_timeout is not null then set_config('lock_timeout', setting.lock_timeout, true) end,
-       case when counted.claims = 1 and judged.born < clock_timestamp() - judged.accepted then 'expired'
+       case when claim.created_at is not null and judged.born < clock_timestamp() - judged.accepted then 'expired'
             else judged.verdict
        end as verdict,
        live.fingerprint, live.status, live.header_names, live.header_values, live.body,
-       (extract(epoch from coalesce(live.created_at, counted.created_at)) * 1000000)::bigint as first_used,
-       (extract(epoch from coalesce(live.expires_at, counted.expires_at)) * 1000000)::bigint as expires,
-       (extract(epoch from coalesce(live.replay_until, counted.replay_until)) * 1000000)::bigint as replay_until,
-       (extract(epoch from live.born_at) * 1000000)::bigint as born,
+       coalesce(live.created_at, claim.created_at) as first_used,
+       coalesce(live.expires_at, claim.expires_at) as expires,
+       coalesce(live.replay_until, claim.replay_until) as replay_until,
+       live.born_at as born,
        coalesce(live.replay_until <= now(), false) as faded
-  from (select count(*) as claims, min(created_at) as created_at, min(expires_at) as expires_at,
-               min(replay_until) as replay_until
-          from claim) counted
+  from (select) always
+  left join claim on true
   left join judged on true
   left join setting on true
-  left join gate on true
   left join live on true")
     };
 }
@@ -85,7 +82,7 @@ select counted.claims = 1 as ours,
 ///
 /// The row is kept as long as the longest window that was ever noted asks for.
 pub(super) const CLAIM_TIMED: Statements =
-    [claim_timed!(keys, "scope, operation, key"), claim_timed!(timed_keys, "scope, operation, key, born_at", "$13")];
+    [claim_timed!(keys, "scope, operation, key"), claim_timed!(timed_keys, "scope, operation, key, born_at", "$14")];
 
 /// What the times say, unless they are in order.
 pub(super) fn verdict(row: &PgRow) -> Result<Option<Claimed>, Error> {

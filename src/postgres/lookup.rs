@@ -16,9 +16,9 @@ macro_rules! lookup {
     ($table:ident $(, $born:literal)?) => {
         concat!(
             "select status, octet_length(body)::bigint as bytes,
-                    (extract(epoch from created_at) * 1000000)::bigint as first_used,
-                    (extract(epoch from expires_at) * 1000000)::bigint as expires,
-                    (extract(epoch from replay_until) * 1000000)::bigint as replay_until,
+                    created_at as first_used,
+                    expires_at as expires,
+                    replay_until,
                     coalesce(replay_until <= now(), false) as faded
                from idempotency.", stringify!($table), at_key!($table $(, $born)?), "
                 and (expires_at is null or expires_at > now())"

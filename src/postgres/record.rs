@@ -32,9 +32,9 @@ macro_rules! record_for {
                     expires_at = ", $expires, ",
                     replay_until = created_at + $9 * interval '1 microsecond'",
             at_key!($table $(, $born)?), " and status is null and created_at = now()
-          returning (extract(epoch from created_at) * 1000000)::bigint as first_used,
-                    (extract(epoch from expires_at) * 1000000)::bigint as expires,
-                    (extract(epoch from replay_until) * 1000000)::bigint as replay_until"
+          returning created_at as first_used,
+                    expires_at as expires,
+                    replay_until"
         )
     };
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
-use sqlx::{Row as _, postgres::PgRow};
+use sqlx::{Row as _, ValueRef as _, postgres::PgRow};
 
 use super::error::before_commit;
 use crate::{Error, ErrorKind, StoredResponse, Window};
@@ -48,17 +48,29 @@ pub(super) fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
     let response = response(row)?;
     let faded: bool = row.try_get("faded").map_err(before_commit)?;
     let response = if faded { StoredResponse::not_retained(response.status()) } else { response };
-    let born = row.try_get("born").map_err(before_commit)?;
+    let born = micros(row, "born")?;
     Ok(Some(Stored { fingerprint, born, response: response.with_window(window(row)?) }))
 }
 
 pub(super) fn window(row: &PgRow) -> Result<Window, Error> {
-    let at = |column| -> Result<Option<SystemTime>, Error> {
-        let micros: Option<i64> = row.try_get(column).map_err(before_commit)?;
-        Ok(micros.map(moment))
-    };
+    let at = |column| Ok(micros(row, column)?.map(moment));
     let (expires, replay_until) = (at("expires")?, at("replay_until")?);
     Ok(Window { first_used: at("first_used")?.unwrap_or(UNIX_EPOCH), replay_ends: replay_until.or(expires), expires })
+}
+
+/// A timestamp, in microseconds since 1970. sqlx reads them only into the types of a time crate, which is the
+/// application's to choose; on the wire they are microseconds since 2000.
+pub(super) fn micros(row: &PgRow, column: &str) -> Result<Option<i64>, Error> {
+    const SINCE_1970: i64 = 946_684_800_000_000;
+
+    let value = row.try_get_raw(column).map_err(before_commit)?;
+    if value.is_null() {
+        return Ok(None);
+    }
+    let bytes = value.as_bytes().map_err(|error| before_commit(sqlx::Error::Decode(error)))?;
+    let micros = bytes.try_into().map(i64::from_be_bytes);
+    let micros = micros.map_err(|error| before_commit(sqlx::Error::Decode(Box::new(error))))?;
+    Ok(Some(micros.saturating_add(SINCE_1970)))
 }
 
 /// Microseconds since 1970, which may have been before it.

@@ -2,7 +2,14 @@
 
 use sqlx::{PgConnection, PgPool, Row as _, postgres::PgRow};
 
-use super::{Prepared, error::before_commit, partitions, place::Statements, row::moment, transaction::Transaction};
+use super::{
+    Prepared,
+    error::before_commit,
+    partitions,
+    place::Statements,
+    row::{micros, moment},
+    transaction::Transaction,
+};
 use crate::{Error, OperationStats, Stats};
 
 /// How many pages of a table are read: 8 MiB.
@@ -29,7 +36,7 @@ macro_rules! sample {
                     count(*) filter (where live and faded) as tombstones,
                     count(*) filter (where not live) as expired,
                     coalesce(sum(bytes), 0)::bigint as bytes,
-                    (extract(epoch from min(created_at)) * 1000000)::bigint as oldest
+                    min(created_at) as oldest
                from (
                  select operation, created_at, pg_column_size(row.*) as bytes,
                         expires_at is null or expires_at > now() as live,
@@ -47,13 +54,13 @@ const SAMPLE: Statements = [sample!("keys"), sample!("timed_keys")];
 
 /// By the index.
 const OVERDUE: &str = "\
-select count(*), (extract(epoch from min(created_at)) * 1000000)::bigint
+select count(*) as overdue, min(created_at) as oldest
   from (select created_at from idempotency.keys where expires_at <= now() order by expires_at limit 10000) overdue
 ";
 
 /// By the index as well: the key that goes first is the oldest, unless windows differ.
 const FIRST: &str = "\
-select (extract(epoch from created_at) * 1000000)::bigint
+select created_at as oldest
   from idempotency.keys
  where expires_at is not null
  order by expires_at
@@ -70,17 +77,17 @@ pub(crate) async fn stats(pool: &PgPool, prepared: Prepared) -> Result<Stats, Er
     if partitioned {
         look(connection, "idempotency.timed_keys", timed_keys, prepared, &mut stats).await?;
     }
-    let (overdue, oldest): (i64, Option<i64>) =
-        sqlx::query_as(OVERDUE).persistent(prepared.kept()).fetch_one(&mut *connection).await.map_err(before_commit)?;
-    let first: Option<i64> = sqlx::query_scalar(FIRST)
-        .persistent(prepared.kept())
-        .fetch_optional(&mut *connection)
-        .await
-        .map_err(before_commit)?;
+    let overdue = sqlx::query(OVERDUE).persistent(prepared.kept()).fetch_one(&mut *connection).await;
+    let overdue = overdue.map_err(before_commit)?;
+    let first = sqlx::query(FIRST).persistent(prepared.kept()).fetch_optional(&mut *connection).await;
+    let first = first.map_err(before_commit)?;
     transaction.rollback().await?;
-    stats.overdue = unsigned(overdue);
-    let seen = stats.operations.iter().filter_map(|operation| operation.oldest);
-    stats.oldest = seen.chain(oldest.map(moment)).chain(first.map(moment)).min();
+    stats.overdue = unsigned(overdue.try_get("overdue").map_err(before_commit)?);
+    let mut oldest: Vec<_> = stats.operations.iter().filter_map(|operation| operation.oldest).collect();
+    for row in std::iter::once(&overdue).chain(&first) {
+        oldest.extend(micros(row, "oldest")?.map(moment));
+    }
+    stats.oldest = oldest.into_iter().min();
     stats
         .operations
         .sort_by_key(|operation| std::cmp::Reverse(operation.live + operation.tombstones + operation.expired));
@@ -109,20 +116,20 @@ async fn look(
         .await
         .map_err(before_commit)?;
     for row in &rows {
-        add(stats, read(row, share).map_err(before_commit)?);
+        add(stats, read(row, share)?);
     }
     Ok(())
 }
 
-fn read(row: &PgRow, share: f64) -> Result<OperationStats, sqlx::Error> {
-    let estimate = |column| row.try_get(column).map(|seen: i64| scaled(seen, share));
+fn read(row: &PgRow, share: f64) -> Result<OperationStats, Error> {
+    let estimate = |column| row.try_get(column).map(|seen: i64| scaled(seen, share)).map_err(before_commit);
     Ok(OperationStats {
-        operation: row.try_get("operation")?,
+        operation: row.try_get("operation").map_err(before_commit)?,
         live: estimate("live")?,
         tombstones: estimate("tombstones")?,
         expired: estimate("expired")?,
         bytes: estimate("bytes")?,
-        oldest: row.try_get::<Option<i64>, _>("oldest")?.map(moment),
+        oldest: micros(row, "oldest")?.map(moment),
     })
 }
 

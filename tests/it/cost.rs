@@ -33,12 +33,12 @@ async fn a_first_call_takes_two_statements_more_than_the_handlers_transaction_an
     for key in ["a", "b"] {
         reply(&here, post("/things").key(key)).await;
         let first = statements(&database, &mut seen);
-        assert_eq!(first, ["BEGIN", "with live", "insert into", "update idempotency.keys", "COMMIT"]);
+        assert_eq!(first, ["BEGIN", "with claim", "insert into", "update idempotency.keys", "COMMIT"]);
     }
     // The process that has answered it has reason to look first; another one learns of it by its first claim.
     reply(&here, post("/things").key("a")).await;
     assert_eq!(statements(&database, &mut seen), ["select fingerprint,"]);
-    for expected in [&["BEGIN", "with live", "ROLLBACK"][..], &["select fingerprint,"]] {
+    for expected in [&["BEGIN", "with claim", "ROLLBACK"][..], &["select fingerprint,"]] {
         assert!(reply(&elsewhere, post("/things").key("a")).await.replayed());
         assert_eq!(statements(&database, &mut seen), expected);
     }

@@ -596,11 +596,11 @@ async fn partitions_are_made_ahead_and_dropped_with_all_that_was_in_them() {
     world.clock.set(START + HOUR / 8).await;
     assert_eq!(process.prune(10).await.unwrap().partitions_made, 1);
     // What is in the oldest is too old to be accepted, and still kept.
-    let oldest: f64 = sqlx::query_scalar("select extract(epoch from min(upper))::float8 from idempotency.partitions")
+    let oldest: i64 = sqlx::query_scalar("select extract(epoch from min(upper))::bigint from idempotency.partitions")
         .fetch_one(&mut world.database.connection().await)
         .await
         .unwrap();
-    world.clock.set(oldest as i64 * 1_000 + HOUR + 30_000).await;
+    world.clock.set(oldest * 1_000 + HOUR + 30_000).await;
     assert_eq!(process.prune(10).await.unwrap().partitions_dropped, 0);
     world.clock.set(START + HOUR + MINUTE + HOUR / 8).await;
     let mut dropped = 0;
