@@ -102,52 +102,44 @@ impl Wait {
 /// The claim of those who do not wait, which is every first one: as little as there can be, since every first call
 /// pays for it.
 ///
-/// The insert runs only if no answer is to be seen (so a replay costs no transaction id) and the row's advisory lock is
-/// free, which its owner holds to the end: so others learn that it is taken without an attempt at the row, which would
-/// wait. Where an engine has no such locks, it is as if it were free. The insert alone decides who executes.
-///
-/// Times are compared as values of this statement (`excluded`), never as `now()` inside `do update`, which sharded
-/// engines refuse.
+/// The insert runs only if the row's advisory lock is free, which its owner holds to the end: so others learn that it is
+/// taken without an attempt at the row, which would wait. Where an engine has no such locks, it is as if it were free.
+/// The insert alone decides who executes. If there is a row, it does nothing, so a replay costs no transaction id; if the
+/// row has expired, it is to be taken over by the next statement, provided that its lock is `free`.
 const CLAIM_AT_ONCE: &str = "\
 with claim as (
-  insert into idempotency.keys as present
+  insert into idempotency.keys
          (scope, operation, key, fingerprint, created_at, expires_at, replay_until,
           status, header_names, header_values, body)
   select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', now() + $6 * interval '1 microsecond',
          $7, $8, $9, $10
-   where not exists (
-           select from idempotency.keys
-            where scope = $1 and operation = $2 and key = $3 and (expires_at is null or expires_at > now())
-         )
-     and pg_try_advisory_xact_lock($11)
-  on conflict (scope, operation, key) do update
-     set fingerprint = excluded.fingerprint, created_at = excluded.created_at, expires_at = excluded.expires_at,
-         replay_until = excluded.replay_until,
-         status = excluded.status, header_names = excluded.header_names, header_values = excluded.header_values,
-         body = excluded.body
-   where present.expires_at <= excluded.created_at
+   where pg_try_advisory_xact_lock($11)
+  on conflict (scope, operation, key) do nothing
   returning created_at, expires_at, replay_until
 )
 select claim.created_at is not null as ours,
-       live.fingerprint, live.status, live.header_names, live.header_values, live.body, live.born_at as born,
-       coalesce(live.created_at, claim.created_at) as first_used,
-       coalesce(live.expires_at, claim.expires_at) as expires,
-       coalesce(live.replay_until, claim.replay_until) as replay_until,
-       coalesce(live.replay_until <= now(), false) as faded
+       present.fingerprint, present.status, present.header_names, present.header_values, present.body,
+       present.born_at as born,
+       coalesce(claim.created_at, present.created_at) as first_used,
+       coalesce(claim.expires_at, present.expires_at) as expires,
+       coalesce(claim.replay_until, present.replay_until) as replay_until,
+       coalesce(present.replay_until <= now(), false) as faded,
+       case when present.expires_at <= now() then pg_try_advisory_xact_lock($11) end as free
   from (select) always
   left join claim on true
-  left join idempotency.keys live
-    on live.scope = $1 and live.operation = $2 and live.key = $3
-   and (live.expires_at is null or live.expires_at > now())
+  left join idempotency.keys present on present.scope = $1 and present.operation = $2 and present.key = $3
 ";
 
-/// The claim of those who wait for whoever holds the row. Top to bottom:
+/// The claim of those who wait for whoever holds the row, or take over one that has expired. Top to bottom:
 ///
 /// 1. `live` looks for an answer.
 /// 2. `setting` remembers `lock_timeout`; `gate` sets ours and takes the row's advisory lock: here they queue, and
 ///    PostgreSQL wakes the next one at once.
 /// 3. `claim` inserts, or takes over a row that has expired. Where there are no advisory locks, they wait here.
 /// 4. The outer query tells what happened, and puts `lock_timeout` back.
+///
+/// Times are compared as values of this statement (`excluded`), never as `now()` inside `do update`, which sharded
+/// engines refuse.
 const CLAIM_WAITING: &str = "\
 with live as materialized (
   select fingerprint, status, header_names, header_values, body, created_at, expires_at, replay_until, born_at
@@ -216,31 +208,19 @@ pub(crate) async fn claim(
     terms: Terms<'_>,
 ) -> Result<Claimed, Error> {
     let place = terms.place();
-    let answer = terms.answer.map(Columns::of);
-    let statement = match (terms.timing, wait) {
-        (Some(_), _) => place.of(&CLAIM_TIMED),
-        (None, Wait::Never) => CLAIM_AT_ONCE,
-        (None, Wait::UpTo(_)) => CLAIM_WAITING,
+    let asked = match (terms.timing, wait) {
+        (Some(_), _) => ask(connection, request, place.of(&CLAIM_TIMED), Some(wait), terms).await,
+        (None, Wait::UpTo(_)) => ask(connection, request, CLAIM_WAITING, Some(wait), terms).await,
+        (None, Wait::Never) => match ask(connection, request, CLAIM_AT_ONCE, None, terms).await {
+            Ok(row) => match row.try_get("free").map_err(before_commit)? {
+                None => Ok(row),
+                Some(true) => ask(connection, request, CLAIM_WAITING, Some(wait), terms).await,
+                Some(false) => return Ok(Claimed::Held),
+            },
+            Err(error) => Err(error),
+        },
     };
-    let mut query = sqlx::query(statement)
-        .bind(request.scope().as_stored())
-        .bind(request.operation().as_str())
-        .bind(request.key().as_str())
-        .bind(request.fingerprint().to_stored().to_vec())
-        .bind(terms.retention.keep_micros())
-        .bind(terms.retention.replay_micros())
-        .bind(answer.as_ref().map(|columns| columns.status))
-        .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
-        .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
-        .bind(answer.as_ref().and_then(|columns| columns.body))
-        .bind(request.lock_number());
-    if terms.timing.is_some() || wait.waits() {
-        query = query.bind(wait.lock_timeout());
-    }
-    if let Some(Timing { born, window, keep, skew, partitioned }) = terms.timing {
-        query = query.bind(wait.waits()).bind(born).bind(window).bind(keep).bind(skew).bind(partitioned);
-    }
-    let row = match query.persistent(terms.prepared.kept()).fetch_one(&mut *connection).await {
+    let row = match asked {
         Ok(row) => row,
         Err(error) if is_timeout(&error) => return Ok(Claimed::TimedOut),
         Err(error) if has_no_partition(&error) => return Ok(Claimed::NoPartition),
@@ -264,6 +244,37 @@ pub(crate) async fn claim(
         (None, Wait::Never) => Claimed::Held,
         (None, Wait::UpTo(_)) => Claimed::Lost,
     })
+}
+
+/// Asks by one of the statements; all but [`CLAIM_AT_ONCE`] bound their wait themselves.
+async fn ask(
+    connection: &mut PgConnection,
+    request: &IdempotentRequest,
+    statement: &'static str,
+    wait: Option<Wait>,
+    terms: Terms<'_>,
+) -> Result<PgRow, sqlx::Error> {
+    let answer = terms.answer.map(Columns::of);
+    let mut query = sqlx::query(statement)
+        .bind(request.scope().as_stored())
+        .bind(request.operation().as_str())
+        .bind(request.key().as_str())
+        .bind(request.fingerprint().to_stored().to_vec())
+        .bind(terms.retention.keep_micros())
+        .bind(terms.retention.replay_micros())
+        .bind(answer.as_ref().map(|columns| columns.status))
+        .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
+        .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
+        .bind(answer.as_ref().and_then(|columns| columns.body))
+        .bind(request.lock_number());
+    if let Some(wait) = wait {
+        query = query.bind(wait.lock_timeout());
+    }
+    if let Some(Timing { born, window, keep, skew, partitioned }) = terms.timing {
+        query =
+            query.bind(wait.is_some_and(Wait::waits)).bind(born).bind(window).bind(keep).bind(skew).bind(partitioned);
+    }
+    query.persistent(terms.prepared.kept()).fetch_one(connection).await
 }
 
 /// The answer, if there is one. Needs no transaction.
