@@ -55,8 +55,11 @@ pub(super) async fn fill(
     Ok((StatusCode::CREATED, stored).into_response())
 }
 
-/// Nothing but an answer.
+/// Nothing but an answer, when the time is over that the work would take: in a storm, what so many requests take anyway.
 pub(super) async fn constant(State(stage): State<Stage>, body: Bytes) -> Reply {
     drop(body);
+    if !stage.work.pause.is_zero() {
+        tokio::time::sleep(stage.work.pause).await;
+    }
     Reply { status: StatusCode::CREATED, headers: Vec::new(), body: json(0, stage.work.response_bytes) }
 }
