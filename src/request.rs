@@ -1,4 +1,4 @@
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest as _, Sha256};
 
@@ -36,10 +36,12 @@ impl IdempotentRequest {
         Self { scope, operation, key, fingerprint, first_sent: None }
     }
 
-    /// When the client first sent it, for [`TimeBearing::first_sent`](crate::TimeBearing::first_sent).
+    /// When the client first sent it, for [`TimeBearing::first_sent`](crate::TimeBearing::first_sent): to the second, and
+    /// not before 1970.
     #[must_use]
     pub fn with_first_sent(self, at: SystemTime) -> Self {
-        Self { first_sent: Some(at), ..self }
+        let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { first_sent: UNIX_EPOCH.checked_add(Duration::from_secs(seconds)), ..self }
     }
 
     /// Who owns the key.

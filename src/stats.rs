@@ -33,8 +33,8 @@ impl Pruned {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Which share of the tables' pages was looked at, from 0 to 1. At 1 all numbers of rows are exact; otherwise they
-    /// are what was seen, divided by this.
+    /// Which share of a table's pages was looked at, from 0 to 1, where that was least. At 1 all numbers of rows are exact;
+    /// otherwise they are what was seen, divided by its table's share.
     pub sampled: f64,
     /// By operation, the one with the most rows first. One with few rows may be missing from a sample.
     pub operations: Vec<OperationStats>,

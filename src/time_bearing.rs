@@ -31,11 +31,20 @@ use crate::{IdempotentRequest, InvalidRetention, retention::checked};
 /// # Changes
 ///
 /// The longest window under which an operation was claimed is noted in the table `idempotency.windows`, with the time
-/// since which that is so. Shortening a window takes effect at once. After it was made longer, keys that were born
-/// before the change are still judged by the shorter one, since they may have been forgotten under it. Where an
-/// operation has been used without times before, keys born before the change are refused; its
-/// [`Retention`](crate::Retention) has to be the one that it had. Make such a change in all processes at once, or
-/// under a new name of the operation: one that goes on without times forgets as it did before.
+/// since which that is so. Shortening a window takes effect at once, and keys go on being kept for the longer one. After
+/// it was made longer, keys that were born before the change, or within a minute or two after it, are still judged by
+/// the shorter one, since they may have been forgotten under it.
+///
+/// Where an operation has been used without times before, or in the other table, keys that were born before the change,
+/// or less than the [skew](Self::future_skew) after it, are refused, unless they are remembered where they now belong. An
+/// operation of which the tables hold nothing counts as new: then keys are refused that are older than
+/// [`Idempotency::retention`](crate::Idempotency::retention), which has to be what it was. Not noticed are, of an
+/// operation that was used without times: answers with a shorter retention of their own, and keys from further in the
+/// future than the skew.
+///
+/// Make such a change in all processes at once, or under a new name of the operation: a process that goes on without
+/// times forgets as it did before. When an operation goes back to keys without times, delete its row of
+/// `idempotency.windows`, so that a later change is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeBearing {
     source: Source,
@@ -119,7 +128,8 @@ impl TimeBearing {
     /// a partition, without a trace of what was in it. Each covers an eighth of the longest window, a minute at least;
     /// [`prune`](crate::Idempotency::prune) makes and drops them, and a claim that finds none for its time makes it.
     ///
-    /// The table is made by [`migrate_partitioned`](crate::migrate_partitioned), and the role has to own it. Default:
+    /// The table is made by [`migrate_partitioned`](crate::migrate_partitioned). The roles that prune and claim have to own
+    /// it; a claim that does not finds its partition only if a pruner has been there in time. Default:
     /// they are kept in `idempotency.keys`. An operation that changes over counts as one that has been used without
     /// times.
     ///
@@ -168,10 +178,7 @@ impl TimeBearing {
     /// When the request's key was born; `None` if that is not to be found, or the key is not in its one spelling.
     pub(crate) fn born(self, request: &IdempotentRequest) -> Option<SystemTime> {
         match self.source {
-            Source::FirstSent => {
-                let since = request.first_sent()?.duration_since(UNIX_EPOCH).ok()?;
-                UNIX_EPOCH.checked_add(Duration::from_secs(since.as_secs()))
-            }
+            Source::FirstSent => request.first_sent(),
             Source::UuidV7 | Source::Ulid => {
                 let key = request.key().as_str();
                 let (canonical, born) = self.spell(key)?;

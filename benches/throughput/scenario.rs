@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::variants::Variant::{
-    self, Bare, ByHand, Constant, Ours, OursElsewhere, PeerInMemory, PeerInRedis, Select, TwoTransactions,
-    ZeroToProduction,
+    self, Bare, ByHand, Constant, Ours, OursElsewhere, OursInMemory, PeerInMemory, PeerInRedis, Select,
+    TwoTransactions, ZeroToProduction,
 };
 
 /// What the clients send.
@@ -37,8 +37,18 @@ pub(crate) struct Scenario {
 
 const OWN: &[Variant] = &[Bare, ByHand, Ours, TwoTransactions, ZeroToProduction];
 const ALL: &[Variant] = &[Bare, ByHand, Ours, TwoTransactions, ZeroToProduction, PeerInMemory, PeerInRedis];
-const REPLAYS: &[Variant] =
-    &[Select, Constant, ByHand, Ours, OursElsewhere, TwoTransactions, ZeroToProduction, PeerInMemory, PeerInRedis];
+const REPLAYS: &[Variant] = &[
+    Select,
+    Constant,
+    ByHand,
+    Ours,
+    OursElsewhere,
+    OursInMemory,
+    TwoTransactions,
+    ZeroToProduction,
+    PeerInMemory,
+    PeerInRedis,
+];
 
 /// First calls of 16 clients with small bodies: the others are held against it.
 const USUAL: Scenario = Scenario {

@@ -3,8 +3,9 @@ use tokio::time::timeout;
 
 use super::{
     Idempotency, Uninterrupted,
-    claim::{Contended, Patience, Settled, contend, settle, timing},
+    claim::{Contended, Patience, Settled, contend, settle},
     in_flight::Owner,
+    timing::timing,
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
@@ -34,6 +35,7 @@ use crate::{
 ///     Claim::NotRetained(_) => Err("done before, and the answer was not kept".into()),
 ///     Claim::InProgress => Err("still running, try again later".into()),
 ///     Claim::KeyReused => Err("the key belongs to another request".into()),
+///     Claim::Untimely(_) => Err("the key bears a time at which it is not executed".into()),
 /// }
 /// # }
 /// ```

@@ -1,4 +1,4 @@
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 use tokio::{
@@ -10,6 +10,7 @@ use super::{
     Attempt, Concurrency, Idempotency, Uninterrupted,
     in_flight::{Duplicate, Entered, Learned, Owner, identity},
     recent::Remembered,
+    timing::{prepare, timing},
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
@@ -17,12 +18,9 @@ use crate::{
         Prepared,
         claim::{self, Claimed, Terms, Timing, Wait},
         error::before_commit,
-        partitions,
         row::Stored,
         transaction::{Transaction, probe},
-        windows,
     },
-    retention::micros,
 };
 
 /// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
@@ -262,39 +260,6 @@ fn terms<'a>(idempotency: &Idempotency, timing: Option<Timing>, answer: Option<&
     Terms { retention: own.unwrap_or(idempotency.0.retention), timing, answer, prepared: idempotency.0.prepared }
 }
 
-/// The key's time, and what is accepted, where keys bear one.
-pub(super) fn timing(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Option<Timing>, Error> {
-    let Some(keys) = idempotency.0.time_bearing else {
-        return Ok(None);
-    };
-    let micros = |duration| micros(duration).ok_or_else(|| Error::new(ErrorKind::KeyWithoutTime));
-    let born = keys.born(request).and_then(|born| born.duration_since(UNIX_EPOCH).ok());
-    Ok(Some(Timing {
-        born: micros(born.ok_or_else(|| Error::new(ErrorKind::KeyWithoutTime))?)?,
-        window: micros(keys.window())?,
-        skew: micros(keys.skew())?,
-        keep: micros(keys.keep())?,
-        partitioned: keys.is_partitioned(),
-    }))
-}
-
-/// Does what a claim of a key that bears a time has missed.
-async fn prepare(
-    idempotency: &Idempotency,
-    request: &IdempotentRequest,
-    timing: Option<Timing>,
-    missing: &Claimed,
-) -> Result<(), Error> {
-    let (pool, prepared) = (&idempotency.0.pool, idempotency.0.prepared);
-    match (timing, missing) {
-        (Some(timing), Claimed::Unregistered) => {
-            let before = idempotency.0.retention.keep_micros();
-            windows::register(pool, request.operation(), timing, before, prepared).await
-        }
-        _ => partitions::ensure(pool, prepared).await.map(drop),
-    }
-}
-
 /// What a stored answer is to a request.
 pub(super) enum Settled {
     Answer(StoredResponse),
@@ -353,10 +318,14 @@ pub(super) async fn claim_using(
     let timing = timing(idempotency, request)?;
     let patience = Patience::of(idempotency.0.concurrency);
     let place = idempotency.0.places.try_acquire();
+    let mut prepared = 0;
     for _ in 0..ROUNDS {
         probe(connection).await.map_err(before_commit)?;
         let mut savepoint = connection.begin().await.map_err(before_commit)?;
-        let wait = patience.wait(place.is_ok());
+        let wait = match patience.wait(place.is_ok()) {
+            Wait::Never => Wait::NextToNothing,
+            wait => wait,
+        };
         let claimed = claim::claim(&mut savepoint, request, wait, terms(idempotency, timing, None)).await?;
         let keep = matches!(claimed, Claimed::Ours(_));
         let ended = if keep { savepoint.commit().await } else { savepoint.rollback().await };
@@ -376,6 +345,11 @@ pub(super) async fn claim_using(
             Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::InProgress),
             Claimed::Untimely(untimely) => return Ok(ClaimUsing::Untimely(untimely)),
             missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
+                // Under REPEATABLE READ and above this transaction does not see what was prepared.
+                prepared += 1;
+                if prepared > 2 {
+                    return Err(Error::new(ErrorKind::Conflict));
+                }
                 prepare(idempotency, request, timing, &missing).await?;
             }
             Claimed::Lost => {}

@@ -7,6 +7,7 @@ mod in_flight;
 mod pruner;
 mod recent;
 mod run;
+mod timing;
 mod uninterrupted;
 #[cfg(feature = "axum")]
 mod unkeyed;
@@ -14,7 +15,7 @@ mod unkeyed;
 use std::{sync::Arc, time::Duration};
 
 use sqlx::{PgConnection, PgPool};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 use self::in_flight::InFlight;
 
@@ -77,6 +78,8 @@ struct Settings {
     places: Arc<Semaphore>,
     backlog: Backlog,
     prepared: Prepared,
+    /// The turn to note an operation's window, or to make partitions.
+    preparing: Arc<Mutex<()>>,
 }
 
 /// What happens to a request whose key another request is executing right now.
@@ -124,6 +127,7 @@ impl Idempotency {
             places: places_for(places),
             backlog: Backlog::default(),
             prepared: Prepared::Kept,
+            preparing: Arc::default(),
         }))
     }
 
@@ -264,6 +268,9 @@ impl Idempotency {
     /// commits, or rolls back everything. A claim that is committed without an answer blocks its key until its window
     /// ends.
     ///
+    /// The first claim of an operation whose keys [bear a time](TimeBearing), and the first one of a partition, take a
+    /// second connection from the pool for a moment.
+    ///
     /// A savepoint keeps the caller's transaction usable when the wait ends without a claim. It waits inside PostgreSQL
     /// only if one of [`max_waiting_connections`](Self::max_waiting_connections) is free.
     ///
@@ -295,7 +302,7 @@ impl Idempotency {
         request: &IdempotentRequest,
         response: &StoredResponse,
     ) -> Result<(), Error> {
-        let place = Timing::place(claim::timing(self, request)?);
+        let place = Timing::place(timing::timing(self, request)?);
         let response = self.outlasting(response);
         postgres::record::record(connection, request, place, &response, self.0.prepared).await.map(drop)
     }
@@ -328,7 +335,7 @@ impl Idempotency {
     ) -> Result<Option<Found>, Error> {
         let request = IdempotentRequest::new(scope.clone(), operation.clone(), key.clone(), Fingerprint::of([""]));
         // Where the time stands beside the key, it is not needed to find it.
-        let place = claim::timing(self, &request).map_or(Place::Keys, Timing::place);
+        let place = timing::timing(self, &request).map_or(Place::Keys, Timing::place);
         postgres::lookup::lookup(&self.0.pool, scope, operation, key, place, self.0.prepared).await
     }
 

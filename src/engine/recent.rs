@@ -26,6 +26,8 @@ struct Generations {
     seen: [HashSet<u64>; 2],
     answers: [Answers; 2],
     limits: Limits,
+    /// When answers were erased last: what was on its way then is not remembered.
+    erased: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -46,6 +48,7 @@ struct Limits {
 pub(super) struct Remembered {
     pub(super) request: IdempotentRequest,
     pub(super) response: StoredResponse,
+    bytes: usize,
     until: Instant,
 }
 
@@ -106,8 +109,10 @@ impl Recent {
             return;
         };
         let headers: usize = response.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-        let bytes = body.len().saturating_add(headers).saturating_add(OVERHEAD);
-        if bytes > limit / 2 {
+        let (scope, operation, key) = &identity;
+        let names = scope.as_stored().len() + operation.as_str().len() + key.as_str().len();
+        let bytes = body.len().saturating_add(headers).saturating_add(names).saturating_add(OVERHEAD);
+        if bytes > limit / 2 || generations.erased.is_some_and(|erased| since <= erased) {
             return;
         }
         let age = shortest(window).map_or(age, |shortest| shortest.min(age));
@@ -116,16 +121,18 @@ impl Recent {
         if younger.bytes.saturating_add(bytes) > limit / 2 {
             *older = std::mem::take(younger);
         }
-        let remembered = Remembered { request: request.clone(), response: response.clone(), until };
-        if younger.by_identity.insert(identity, remembered).is_none() {
-            younger.bytes = younger.bytes.saturating_add(bytes);
-        }
+        let remembered = Remembered { request: request.clone(), response: response.clone(), bytes, until };
+        let replaced = younger.by_identity.insert(identity, remembered).map_or(0, |replaced| replaced.bytes);
+        younger.bytes = younger.bytes.saturating_add(bytes).saturating_sub(replaced);
     }
 
     /// Forgets the answers of an owner.
     pub(super) fn forget(&self, scope: &Scope) {
-        for generation in &mut lock(&self.generations).answers {
+        let mut generations = lock(&self.generations);
+        generations.erased = Some(Instant::now());
+        for generation in &mut generations.answers {
             generation.by_identity.retain(|(owner, _, _), _| owner != scope);
+            generation.bytes = generation.by_identity.values().map(|remembered| remembered.bytes).sum();
         }
     }
 }
@@ -244,6 +251,10 @@ mod tests {
         recent.forget(&Scope::new("owner-1"));
         let known: Vec<_> = (0..4).map(|n| recent.answer(&request(n).0).is_some()).collect();
         assert_eq!(known, [true, false, true, false]);
+        let (identity, late) = request(5);
+        let before = Instant::now().checked_sub(Duration::from_secs(1)).expect("a running machine");
+        recent.remember(identity.clone(), &late, &answer(1, HOUR), before);
+        assert!(recent.answer(&identity).is_none(), "it began before the erasure");
         let (identity, request) = request(9);
         recent.remember(identity.clone(), &request, &StoredResponse::not_retained(StatusCode::OK), Instant::now());
         assert!(recent.answer(&identity).is_none());

@@ -39,6 +39,8 @@ pub(crate) enum Claimed {
 pub(crate) enum Wait {
     /// Not at all where the server knows of the other one beforehand.
     Never,
+    /// Likewise, and next to nothing otherwise.
+    NextToNothing,
     /// At most so long.
     UpTo(Duration),
 }
@@ -92,11 +94,47 @@ impl Wait {
         const NEXT_TO_NOTHING: Duration = Duration::from_millis(50);
 
         let bound = match self {
-            Self::Never => NEXT_TO_NOTHING,
+            Self::Never | Self::NextToNothing => NEXT_TO_NOTHING,
             Self::UpTo(bound) => bound,
         };
         format!("{}ms", bound.as_millis().clamp(1, i32::MAX as u128))
     }
+}
+
+macro_rules! claim_at_once {
+    ($before:literal, $gate:literal, $after:literal, $join:literal) => {
+        concat!(
+            "with ",
+            $before,
+            "claim as (
+  insert into idempotency.keys
+         (scope, operation, key, fingerprint, created_at, expires_at, replay_until,
+          status, header_names, header_values, body)
+  select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', now() + $6 * interval '1 microsecond',
+         $7, $8, $9, $10",
+            $gate,
+            "
+  on conflict (scope, operation, key) do nothing
+  returning created_at, expires_at, replay_until
+)
+select claim.created_at is not null as ours, ",
+            $after,
+            "
+       present.fingerprint, present.status, present.header_names, present.header_values, present.body,
+       present.born_at as born,
+       coalesce(claim.created_at, present.created_at) as first_used,
+       case when claim.created_at is null then present.expires_at else claim.expires_at end as expires,
+       case when claim.created_at is null then present.replay_until else claim.replay_until end as replay_until,
+       coalesce(present.replay_until <= now(), false) as faded,
+       case when claim.created_at is null and present.expires_at <= now()
+         then pg_try_advisory_xact_lock($11) end as free
+  from (select) always",
+            $join,
+            "
+  left join claim on true
+  left join idempotency.keys present on present.scope = $1 and present.operation = $2 and present.key = $3"
+        )
+    };
 }
 
 /// The claim of those who do not wait, which is every first one: as little as there can be, since every first call
@@ -106,29 +144,20 @@ impl Wait {
 /// taken without an attempt at the row, which would wait. Where an engine has no such locks, it is as if it were free.
 /// The insert alone decides who executes. If there is a row, it does nothing, so a replay costs no transaction id; if the
 /// row has expired, it is to be taken over by the next statement, provided that its lock is `free`.
-const CLAIM_AT_ONCE: &str = "\
-with claim as (
-  insert into idempotency.keys
-         (scope, operation, key, fingerprint, created_at, expires_at, replay_until,
-          status, header_names, header_values, body)
-  select $1, $2, $3, $4, now(), now() + $5 * interval '1 microsecond', now() + $6 * interval '1 microsecond',
-         $7, $8, $9, $10
-   where pg_try_advisory_xact_lock($11)
-  on conflict (scope, operation, key) do nothing
-  returning created_at, expires_at, replay_until
-)
-select claim.created_at is not null as ours,
-       present.fingerprint, present.status, present.header_names, present.header_values, present.body,
-       present.born_at as born,
-       coalesce(claim.created_at, present.created_at) as first_used,
-       coalesce(claim.expires_at, present.expires_at) as expires,
-       coalesce(claim.replay_until, present.replay_until) as replay_until,
-       coalesce(present.replay_until <= now(), false) as faded,
-       case when present.expires_at <= now() then pg_try_advisory_xact_lock($11) end as free
-  from (select) always
-  left join claim on true
-  left join idempotency.keys present on present.scope = $1 and present.operation = $2 and present.key = $3
-";
+const CLAIM_AT_ONCE: &str = claim_at_once!("", " where pg_try_advisory_xact_lock($11)", "", "");
+
+/// Likewise, with a bound for the wait that there may be nevertheless, behind the pruner or an operator: for transactions
+/// of the caller's, on which no timer can be set.
+const CLAIM_AT_ONCE_BOUNDED: &str = claim_at_once!(
+    "setting as materialized (
+       select current_setting('lock_timeout') as lock_timeout
+     ), gate as materialized (
+       select set_config('lock_timeout', $12, true) as bound from setting where pg_try_advisory_xact_lock($11)
+     ), ",
+    " from gate ",
+    " set_config('lock_timeout', setting.lock_timeout, true), ",
+    " cross join setting "
+);
 
 /// The claim of those who wait for whoever holds the row, or take over one that has expired. Top to bottom:
 ///
@@ -164,7 +193,7 @@ with live as materialized (
      set fingerprint = excluded.fingerprint, created_at = excluded.created_at, expires_at = excluded.expires_at,
          replay_until = excluded.replay_until,
          status = excluded.status, header_names = excluded.header_names, header_values = excluded.header_values,
-         body = excluded.body
+         body = excluded.body, born_at = null
    where present.expires_at <= excluded.created_at
   returning created_at, expires_at, replay_until
 )
@@ -211,14 +240,17 @@ pub(crate) async fn claim(
     let asked = match (terms.timing, wait) {
         (Some(_), _) => ask(connection, request, place.of(&CLAIM_TIMED), Some(wait), terms).await,
         (None, Wait::UpTo(_)) => ask(connection, request, CLAIM_WAITING, Some(wait), terms).await,
-        (None, Wait::Never) => match ask(connection, request, CLAIM_AT_ONCE, None, terms).await {
-            Ok(row) => match row.try_get("free").map_err(before_commit)? {
-                None => Ok(row),
-                Some(true) => ask(connection, request, CLAIM_WAITING, Some(wait), terms).await,
-                Some(false) => return Ok(Claimed::Held),
-            },
-            Err(error) => Err(error),
+        (None, Wait::Never) => ask(connection, request, CLAIM_AT_ONCE, None, terms).await,
+        (None, Wait::NextToNothing) => ask(connection, request, CLAIM_AT_ONCE_BOUNDED, Some(wait), terms).await,
+    };
+    // An expired row is in the way, which only the other statement takes over.
+    let asked = match asked {
+        Ok(row) if terms.timing.is_none() && !wait.waits() => match row.try_get("free").map_err(before_commit)? {
+            None => Ok(row),
+            Some(true) => ask(connection, request, CLAIM_WAITING, Some(wait), terms).await,
+            Some(false) => return Ok(Claimed::Held),
         },
+        asked => asked,
     };
     let row = match asked {
         Ok(row) => row,
@@ -241,7 +273,7 @@ pub(crate) async fn claim(
     let found = look(connection, request, place, terms.prepared).await?;
     Ok(match (found, wait) {
         (Some(stored), _) => Claimed::Answered(stored),
-        (None, Wait::Never) => Claimed::Held,
+        (None, Wait::Never | Wait::NextToNothing) => Claimed::Held,
         (None, Wait::UpTo(_)) => Claimed::Lost,
     })
 }

@@ -19,9 +19,13 @@ with live as materialized (
 ), judged as materialized (
   select key.born, asked.accepted, noted.keep_us,
          case when (noted.window_us >= $15 and noted.keep_us >= $16 and noted.skew_us >= $17
-                    and noted.partitioned = $18 and noted.guard_since < 'infinity') is not true then 'unregistered'
+                    and noted.partitioned = $18
+                    and noted.refused_until < 'infinity' and noted.guard_since < 'infinity') is not true
+                then 'unregistered'
               when key.born > clock.now + $17 * interval '1 microsecond' then 'from future'
-              when key.born < clock.now - asked.accepted then 'expired'
+              when key.born < clock.now - asked.accepted or key.born <= noted.refused_until then 'expired'
+              when key.born > now() + $17 * interval '1 microsecond'
+                   and current_setting('transaction_isolation') <> 'read committed' then 'stale'
               else 'timely'
          end as verdict
     from (select 'epoch'::timestamptz + $14 * interval '1 microsecond' as born) key
@@ -75,7 +79,8 @@ select claim.created_at is not null as ours,
 ///
 /// 1. `live` looks for an answer first: a key that is remembered is answered, however old it is (T3).
 /// 2. `judged` compares the key's time with the database's clock, once the operation's window is noted; a key from
-///    before a longer window came into force is judged by the shorter one (T5).
+///    before a longer window came into force is judged by the shorter one (T5). A snapshot that is older than the key
+///    may be older than the window that counts for it, so the claim has to be made in a newer one.
 /// 3. `claim` inserts, and never takes over: a row that has expired is of a key that is not accepted any more.
 /// 4. The outer query judges again what was claimed, since it may have waited, and the row of an earlier execution may
 ///    have been pruned meanwhile (T3). The clock runs on within a transaction, unlike `now()`.
@@ -91,6 +96,7 @@ pub(super) fn verdict(row: &PgRow) -> Result<Option<Claimed>, Error> {
         Some("expired") => Some(Claimed::Untimely(Untimely::Expired)),
         Some("from future") => Some(Claimed::Untimely(Untimely::FromFuture)),
         Some("unregistered") => Some(Claimed::Unregistered),
+        Some("stale") => Some(Claimed::Lost),
         // Without a verdict there is an answer.
         _ => None,
     })

@@ -14,8 +14,8 @@ pub(crate) fn before_commit(error: sqlx::Error) -> Error {
                 "25P02" => ErrorKind::TransactionAborted,
                 // No such table, schema or column.
                 "42P01" | "3F000" | "42703" => ErrorKind::NotMigrated,
-                // Read-only: a standby, after a failover.
-                "25006" => ErrorKind::StoreUnavailable,
+                // A lock that did not come free, behind an ALTER TABLE by hand, say; and read-only: a standby, after a failover.
+                "55P03" | "25006" => ErrorKind::StoreUnavailable,
                 code if fatal || is_of_the_server(code) => ErrorKind::StoreUnavailable,
                 _ => ErrorKind::Database,
             }

@@ -36,7 +36,7 @@ pub(crate) async fn lookup(
     place: Place,
     prepared: Prepared,
 ) -> Result<Option<Found>, Error> {
-    let mut transaction = Transaction::begin(pool).await?;
+    let mut transaction = Transaction::own(pool).await?;
     let query = sqlx::query(place.of(&LOOKUP)).bind(scope.as_stored()).bind(operation.as_str()).bind(key.as_str());
     let row = place
         .bind(query)

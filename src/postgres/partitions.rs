@@ -28,7 +28,7 @@ select (extract(epoch from lower))::bigint as lower, (extract(epoch from upper))
 ";
 
 /// What nobody can need any more: no key in it is accepted, nor kept. PostgreSQL detaches one at a time, so nothing is due
-/// while somebody is dropping one; what he began a while ago he did not end.
+/// while somebody is dropping one; what he began a while ago he did not end, and that comes first.
 const DUE: &str = "\
 update idempotency.partitions
    set dropping_since = clock_timestamp()
@@ -39,7 +39,7 @@ update idempotency.partitions
       and not exists (
         select from idempotency.partitions where dropping_since > clock_timestamp() - interval '2 minutes'
       )
-    order by upper
+    order by dropping_since nulls last, upper
     limit 1
  )
 returning name
@@ -57,10 +57,23 @@ const DETACH_LIMIT: Duration = Duration::from_secs(30);
 
 const SECOND: i64 = 1_000_000;
 
+/// Is the partitioned table there, and is it this role's to change?
+pub(crate) async fn are_ours(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
+    let ours = "select exists (
+        select from pg_catalog.pg_class
+         where oid = to_regclass('idempotency.timed_keys') and pg_has_role(relowner, 'usage')
+    )";
+    ask(pool, ours, prepared).await
+}
+
 /// Is the partitioned table there?
 pub(crate) async fn exist(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
-    let mut transaction = Transaction::begin(pool).await?;
-    let there = sqlx::query_scalar("select to_regclass('idempotency.timed_keys') is not null")
+    ask(pool, "select to_regclass('idempotency.timed_keys') is not null", prepared).await
+}
+
+async fn ask(pool: &PgPool, question: &'static str, prepared: Prepared) -> Result<bool, Error> {
+    let mut transaction = Transaction::own(pool).await?;
+    let there = sqlx::query_scalar(question)
         .persistent(prepared.kept())
         .fetch_one(transaction.connection())
         .await
@@ -71,7 +84,7 @@ pub(crate) async fn exist(pool: &PgPool, prepared: Prepared) -> Result<bool, Err
 
 /// Makes the partitions that are missing, and says how many those were. Claims go on meanwhile.
 pub(crate) async fn ensure(pool: &PgPool, prepared: Prepared) -> Result<u64, Error> {
-    let mut transaction = Transaction::begin(pool).await?;
+    let mut transaction = Transaction::own(pool).await?;
     let connection = transaction.connection();
     connection.execute(LOCK).await.map_err(before_commit)?;
     let range = sqlx::query(RANGE).persistent(prepared.kept()).fetch_one(&mut *connection).await;
@@ -110,7 +123,10 @@ fn missing(there: &[(i64, i64)], now: i64, window: i64, skew: i64) -> Vec<(i64, 
         }
         let next = there.iter().map(|(lower, _)| *lower).find(|lower| *lower > from).unwrap_or(i64::MAX);
         let upper = (from.div_euclid(width) + 1).saturating_mul(width).min(next);
-        missing.push((from, upper));
+        // The first one may reach back behind what is accepted; if all of it does, it would be due at once.
+        if upper > oldest {
+            missing.push((from, upper));
+        }
         from = upper;
     }
     missing
@@ -118,7 +134,7 @@ fn missing(there: &[(i64, i64)], now: i64, window: i64, skew: i64) -> Vec<(i64, 
 
 /// A table of its own, attached: which, unlike making it as a partition, stops no claim.
 fn create(lower: i64, upper: i64) -> String {
-    let name = format!("timed_keys_{lower}").replace('-', "before_");
+    let name = format!("timed_keys_{lower}_{upper}").replace('-', "before_");
     format!(
         "create table idempotency.{name} (like idempotency.timed_keys including all);
          alter table idempotency.timed_keys attach partition idempotency.{name}
@@ -130,7 +146,7 @@ fn create(lower: i64, upper: i64) -> String {
 
 /// Drops a partition of which everything has expired, and says whether there was one. Claims go on meanwhile.
 pub(crate) async fn drop_one(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
-    let mut transaction = Transaction::begin(pool).await?;
+    let mut transaction = Transaction::own(pool).await?;
     transaction.connection().execute(LOCK).await.map_err(before_commit)?;
     let due: Option<String> = sqlx::query_scalar(DUE)
         .persistent(prepared.kept())
@@ -143,10 +159,9 @@ pub(crate) async fn drop_one(pool: &PgPool, prepared: Prepared) -> Result<bool, 
     };
     detach(pool, &name, prepared).await?;
 
-    let mut transaction = Transaction::begin(pool).await?;
+    let mut transaction = Transaction::own(pool).await?;
     let drop = format!(
-        "set local lock_timeout = '1s';
-         drop table if exists idempotency.{name};
+        "drop table if exists idempotency.{name};
          delete from idempotency.partitions where name = '{name}'"
     );
     transaction.connection().execute(AssertSqlSafe(drop)).await.map_err(before_commit)?;
@@ -156,7 +171,7 @@ pub(crate) async fn drop_one(pool: &PgPool, prepared: Prepared) -> Result<bool, 
 
 /// Waits for those who use the table, and lets nobody wait: neither fits into a transaction.
 async fn detach(pool: &PgPool, name: &str, prepared: Prepared) -> Result<(), Error> {
-    let mut transaction = Transaction::begin(pool).await?;
+    let mut transaction = Transaction::own(pool).await?;
     let state = sqlx::query(STATE)
         .bind(name)
         .persistent(prepared.kept())
@@ -210,7 +225,20 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_made_that_is_due_at_once() {
+        let (narrow, wide) = (480 * SECOND, 8 * HOUR * SECOND);
+        for minute in 0..600 {
+            let now = 1_000_000 * SECOND + minute * 60 * SECOND;
+            // What a narrow window has left, without what is due under a wide one since.
+            let mut there = missing(&[], 1_000_000 * SECOND, narrow, 0);
+            there.retain(|(_, upper)| upper * SECOND + wide > now);
+            let made = missing(&there, now, wide, 0);
+            assert!(made.iter().all(|(_, upper)| upper * SECOND + wide > now), "{minute}: {made:?}");
+        }
+    }
+
+    #[test]
     fn times_before_1970_have_names_too() {
-        assert!(create(-60, 0).contains("timed_keys_before_60"));
+        assert!(create(-60, 0).contains("idempotency.timed_keys_before_60_0 "));
     }
 }

@@ -80,7 +80,7 @@ pub(crate) async fn prune(pool: &PgPool, limit: u32, prepared: Prepared) -> Resu
         faded: batch(pool, sqlx::query(keys).bind(limit), prepared).await?,
         ..Pruned::default()
     };
-    if partitions::exist(pool, prepared).await? {
+    if partitions::are_ours(pool, prepared).await? {
         pruned.partitions_made = partitions::ensure(pool, prepared).await?;
         pruned.partitions_dropped = u64::from(partitions::drop_one(pool, prepared).await?);
         pruned.faded += batch(pool, sqlx::query(timed_keys).bind(limit), prepared).await?;
@@ -101,7 +101,7 @@ pub(crate) async fn forget(pool: &PgPool, scope: &Scope, limit: u32, prepared: P
 
 /// Inside a transaction, so that a pooler keeps the statement's messages together.
 async fn batch(pool: &PgPool, statement: Query<'_, Postgres, PgArguments>, prepared: Prepared) -> Result<u64, Error> {
-    let mut transaction = Transaction::begin(pool).await?;
+    let mut transaction = Transaction::own(pool).await?;
     let done = statement.persistent(prepared.kept()).execute(transaction.connection()).await.map_err(before_commit)?;
     transaction.commit().await?;
     Ok(done.rows_affected())

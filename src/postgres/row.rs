@@ -55,7 +55,8 @@ pub(super) fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
 pub(super) fn window(row: &PgRow) -> Result<Window, Error> {
     let at = |column| Ok(micros(row, column)?.map(moment));
     let (expires, replay_until) = (at("expires")?, at("replay_until")?);
-    Ok(Window { first_used: at("first_used")?.unwrap_or(UNIX_EPOCH), replay_ends: replay_until.or(expires), expires })
+    let replay_ends = replay_until.into_iter().chain(expires).min();
+    Ok(Window { first_used: at("first_used")?.unwrap_or(UNIX_EPOCH), replay_ends, expires })
 }
 
 /// A timestamp, in microseconds since 1970. sqlx reads them only into the types of a time crate, which is the

@@ -65,8 +65,8 @@ pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 });
 
 /// As [`migrate`], and besides makes the partitioned table for
-/// [`TimeBearing::partitioned`](crate::TimeBearing::partitioned). The role that runs the
-/// [`Pruner`](crate::Pruner) has to own it, since it makes and drops partitions.
+/// [`TimeBearing::partitioned`](crate::TimeBearing::partitioned). The roles that prune and
+/// claim have to own it, since they make and drop partitions.
 ///
 /// # Errors
 ///

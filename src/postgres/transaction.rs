@@ -1,6 +1,9 @@
 use std::time::Duration;
 
-use sqlx::{Connection as _, Database, Executor as _, PgConnection, PgPool, Postgres, SqlStr, pool::PoolConnection};
+use sqlx::{
+    Connection as _, Database, Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlStr,
+    pool::PoolConnection,
+};
 use sqlx_core::transaction::TransactionManager as _;
 use tokio::{runtime::Handle, time::timeout};
 
@@ -31,6 +34,14 @@ impl Transaction {
     /// Takes a connection from the pool and begins.
     pub(crate) async fn begin(pool: &PgPool) -> Result<Self, Error> {
         Self::begin_on(Self::connect(pool).await?, None).await
+    }
+
+    /// Begins one for what the crate does by itself, whatever the role's isolation level is: it has to see what was
+    /// committed while it waited. It waits for locks no longer than a second.
+    pub(crate) async fn own(pool: &PgPool) -> Result<Self, Error> {
+        const BEGIN: &str = "begin isolation level read committed; set local lock_timeout = '1s'";
+
+        Self::begin_on(Self::connect(pool).await?, Some(BEGIN.into_sql_str())).await
     }
 
     /// Takes a connection from the pool, to begin on later.

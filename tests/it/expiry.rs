@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::response::IntoResponse as _;
 use axum_idempotency::{Idempotency, Pruned, Pruner, Retention, Tx};
+use sqlx::Connection as _;
 
 use crate::support::{Database, Gate, Runs, all, app, app_with, create, effect, layer, post, reply};
 
@@ -159,6 +160,33 @@ async fn f11_f12_pruning_against_claims_never_gives_a_wrong_answer() {
     let executed = replies.iter().filter(|reply| !reply.replayed()).count();
     assert_eq!(executed, runs.count());
     assert_eq!(database.effects().await, i64::try_from(executed).unwrap());
+}
+
+/// The pruner has deleted the row and not committed: a claim that still sees it waits for the pruner, and then the key is
+/// its own and nothing else.
+#[tokio::test]
+async fn r59_a_claim_that_waited_for_the_pruner_is_a_first_one() {
+    for rejecting in [false, true] {
+        let database = Database::fresh().await;
+        let pool = database.pool().await;
+        let idempotent = layer(Idempotency::new(pool.clone())).retention(Retention::forever()).unwrap();
+        reply(&app(&pool, create), post("/things").key("k")).await;
+        database.expire().await;
+        let mut connection = database.connection().await;
+        let mut pruning = connection.begin().await.unwrap();
+        sqlx::query("delete from idempotency.keys").execute(&mut *pruning).await.unwrap();
+        let handler = crate::support::answering(if rejecting { 402 } else { 201 });
+        let late = app_with(idempotent.expiry_header(axum::http::HeaderName::from_static("x-expires")), handler);
+        let asking = late.clone();
+        let waiting = tokio::spawn(async move { reply(&asking, post("/things").key("k")).await });
+        database.until_waiting(1).await;
+        pruning.commit().await.unwrap();
+        let answered = waiting.await.unwrap();
+        assert_eq!((answered.status.as_u16(), answered.replayed()), (if rejecting { 402 } else { 201 }, false));
+        assert!(!answered.headers.contains_key("x-expires"), "kept for ever, whatever the old row said");
+        let retry = reply(&late, post("/things").key("k")).await;
+        assert!(retry.replayed() && retry.body == answered.body, "{retry:?}");
+    }
 }
 
 /// F13: an attempt that outlives its window still owns the row that it has claimed.

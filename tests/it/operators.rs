@@ -69,6 +69,32 @@ async fn stats_count_both_tables_and_tombstones() {
     assert_eq!((stats.live(), stats.tombstones(), stats.operations.len()), (2, 1, 2), "{stats:?}");
 }
 
+/// Large bodies lie elsewhere, and are not read.
+#[tokio::test]
+async fn stats_do_not_read_the_bodies() {
+    let database = Database::fresh().await;
+    let pool = database.pool_of(1).await;
+    sqlx::query(
+        "insert into idempotency.keys (scope, operation, key, fingerprint, status, header_names, header_values, body)
+         select 's', 'o', n::text, '', 200, '{}', '{}', convert_to(string_agg(md5(random()::text), ''), 'UTF8')
+           from generate_series(1, 50) n cross join generate_series(1, 4000) part group by n",
+    )
+    .execute(&pool)
+    .await
+    .unwrap();
+    let read = "select coalesce(toast_blks_read + toast_blks_hit, 0) from pg_statio_user_tables where relname = 'keys'";
+    let toast = async || {
+        let mut fresh = database.connection().await;
+        sqlx::query_scalar::<_, i64>(read).fetch_one(&mut fresh).await.unwrap()
+    };
+    pool.execute("select pg_stat_force_next_flush()").await.ok();
+    let before = toast().await;
+    let stats = Idempotency::new(pool.clone()).stats().await.unwrap();
+    pool.close().await;
+    assert!(stats.operations[0].bytes > 50 * 100_000, "{stats:?}");
+    assert!(toast().await - before < 100, "read {} blocks of bodies", toast().await - before);
+}
+
 /// Whoever reads them needs no more than to read.
 #[tokio::test]
 async fn stats_leave_nothing_behind() {

@@ -287,7 +287,7 @@ async fn t5_after_a_window_was_made_longer_what_may_be_forgotten_is_refused_for_
         assert_eq!(world.ask(&long, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?} forgotten before");
         // Within the shorter window, a key of before the change is as good as one of after it.
         assert_eq!(world.ask(&long, START + 30 * MINUTE, 2).await, Came::Executed, "{way:?}");
-        let after = START + HOUR + 3 * MINUTE;
+        let after = START + HOUR + 4 * MINUTE;
         world.clock.set(after).await;
         assert_eq!(world.ask(&long, after, 3).await, Came::Executed, "{way:?}");
         // By now the longer window has filled.
@@ -393,15 +393,109 @@ async fn t5_an_operation_that_is_new_takes_the_keys_that_are_on_their_way() {
 }
 
 #[tokio::test]
-async fn t5_a_change_of_tables_refuses_the_keys_of_before() {
-    let mut world = World::new(Way::Uuid).await;
-    let plain = world.process(HOUR).await;
-    assert_eq!(world.ask(&plain, START, 1).await, Came::Executed);
-    world.way = Way::UuidPartitioned;
-    let partitioned = world.process(HOUR).await;
-    assert_eq!(world.ask(&partitioned, START, 1).await, Came::Untimely(Untimely::Expired));
-    world.clock.set(START + 2 * MINUTE).await;
-    assert_eq!(world.ask(&partitioned, START + 2 * MINUTE, 2).await, Came::Executed);
+async fn t5_a_change_of_tables_refuses_the_keys_of_before_in_either_direction() {
+    for ways in [[Way::Uuid, Way::UuidPartitioned], [Way::UuidPartitioned, Way::Uuid]] {
+        for forgotten in [false, true] {
+            let mut world = World::new(ways[0]).await;
+            let before = world.process(HOUR).await;
+            assert_eq!(world.ask(&before, START, 1).await, Came::Executed);
+            let mut now = START;
+            if forgotten {
+                // Not even a trace is left in the old table.
+                now += 2 * HOUR;
+                world.clock.set(now).await;
+                sqlx::raw_sql("delete from idempotency.keys; delete from idempotency.timed_keys")
+                    .execute(&mut world.database.connection().await)
+                    .await
+                    .unwrap();
+            }
+            world.way = ways[1];
+            let after = world.process(48 * HOUR).await;
+            assert_eq!(world.ask(&after, START, 1).await, Came::Untimely(Untimely::Expired), "{ways:?} {forgotten}");
+            now += 2 * MINUTE;
+            world.clock.set(now).await;
+            assert_eq!(world.ask(&after, now, 2).await, Came::Executed, "{ways:?} {forgotten}");
+        }
+    }
+}
+
+/// A snapshot that is older than the window does not show it, so nothing may be kept by it.
+#[tokio::test]
+async fn t5_an_old_snapshot_does_not_keep_a_key_for_the_shorter_window() {
+    for way in [Way::Uuid, Way::UuidPartitioned] {
+        // By the real clock: a snapshot would show an old one in the test's.
+        let database = Database::fresh().await;
+        let pool = database.pool().await;
+        migrate_partitioned(&pool).await.unwrap();
+        let process = |window| {
+            let keys = way.keys(window).future_skew(Duration::ZERO);
+            Idempotency::new(pool.clone()).time_bearing(keys).unwrap()
+        };
+        let now = || i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+        let (short, long) = (process(HOUR), process(100 * HOUR));
+        assert!(matches!(short.claim(way.request(now(), 1)).await.unwrap(), Claim::Fresh(_)));
+        let mut connection = database.connection().await;
+        let young = way.request(now(), 2);
+        let mut old = connection.begin_with("begin isolation level repeatable read").await.unwrap();
+        assert!(matches!(short.claim_using(&mut old, &young).await.unwrap(), ClaimUsing::Fresh), "{way:?}");
+        assert!(matches!(long.claim(way.request(now(), 3)).await.unwrap(), Claim::Fresh(_)));
+        let began = now();
+        while now() <= began + 1 {
+            tokio::task::yield_now().await;
+        }
+        let refused = short.claim_using(&mut old, &way.request(now(), 4)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Conflict, "{way:?}: to be made again, in a new transaction");
+    }
+}
+
+/// The roles of some applications have it as their default.
+#[tokio::test]
+async fn t5_everything_is_prepared_under_repeatable_read_too() {
+    for way in WAYS {
+        let world = World::new(way).await;
+        let options = world.clock.options().options([("default_transaction_isolation", "repeatable read")]);
+        let mut processes = Vec::new();
+        for _ in 0..4 {
+            let pool = Database::pool_with(options.clone(), 4).await;
+            processes.push(Idempotency::new(pool).time_bearing(way.keys(HOUR)).unwrap());
+        }
+        let claims = crate::support::all((0_u32..).zip(processes).map(|(n, process)| async move {
+            process.claim(way.request(START, n)).await.map(|claim| matches!(claim, Claim::Fresh(_)))
+        }))
+        .await;
+        assert!(claims.iter().all(|claim| matches!(claim, Ok(true))), "{way:?} {claims:?}");
+    }
+}
+
+#[tokio::test]
+async fn t5_a_window_made_longer_at_once_refuses_nothing_that_is_new() {
+    for way in WAYS {
+        let world = World::new(way).await;
+        for (n, window) in (1..).zip([HOUR, 2 * HOUR, 4 * HOUR]) {
+            let process = world.process(window).await;
+            assert_eq!(world.ask(&process, START, n).await, Came::Executed, "{way:?}");
+        }
+    }
+}
+
+/// Many requests may be the first of an operation.
+#[tokio::test(flavor = "multi_thread")]
+async fn t5_many_first_claims_at_once_are_all_executed() {
+    for way in WAYS {
+        let world = World::new(way).await;
+        let process = world.process(HOUR).await;
+        let claims = crate::support::all((0_u32..30).map(|n| {
+            let process = process.clone();
+            async move {
+                match process.claim(way.request(START, n)).await {
+                    Ok(Claim::Fresh(attempt)) => attempt.release().await.is_ok(),
+                    _ => false,
+                }
+            }
+        }))
+        .await;
+        assert!(claims.iter().all(|fresh| *fresh), "{way:?} {claims:?}");
+    }
 }
 
 #[tokio::test]

@@ -22,6 +22,8 @@ pub(crate) enum Variant {
     Ours,
     /// As `Ours`, for keys that another process has answered.
     OursElsewhere,
+    /// As `Ours`, with answers in memory.
+    OursInMemory,
     TwoTransactions,
     ZeroToProduction,
     PeerInMemory,
@@ -31,11 +33,12 @@ pub(crate) enum Variant {
 }
 
 impl Variant {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Bare,
         Self::ByHand,
         Self::Ours,
         Self::OursElsewhere,
+        Self::OursInMemory,
         Self::TwoTransactions,
         Self::ZeroToProduction,
         Self::PeerInMemory,
@@ -50,6 +53,7 @@ impl Variant {
             Self::ByHand => "by hand",
             Self::Ours => "ours",
             Self::OursElsewhere => "ours, other process",
+            Self::OursInMemory => "ours, from memory",
             Self::TwoTransactions => "two transactions",
             Self::ZeroToProduction => "zero2prod",
             Self::PeerInMemory => "axum-idempotent, memory",
@@ -67,7 +71,9 @@ impl Variant {
     /// Whether duplicates in parallel are executed once, and whether all of them get the answer.
     pub(crate) fn in_a_storm(self) -> (bool, bool) {
         match self {
-            Self::ByHand | Self::Ours | Self::OursElsewhere | Self::ZeroToProduction => (true, true),
+            Self::ByHand | Self::Ours | Self::OursElsewhere | Self::OursInMemory | Self::ZeroToProduction => {
+                (true, true)
+            }
             Self::TwoTransactions => (true, false),
             _ => (false, false),
         }
@@ -84,6 +90,7 @@ impl Variant {
             Self::Bare => route.route("/charges", post(plain::bare)),
             Self::ByHand => route.route("/charges", post(by_hand::handler)),
             Self::Ours | Self::OursElsewhere => return Ok(ours::router(stage)),
+            Self::OursInMemory => return Ok(ours::remembering(stage)),
             Self::TwoTransactions => route.route("/charges", post(two_transactions::handler)),
             Self::ZeroToProduction => route.route("/charges", post(zero_to_production::handler)),
             Self::PeerInMemory => return Ok(peer::in_memory(stage)),

@@ -1,5 +1,7 @@
 //! This crate.
 
+use std::time::Duration;
+
 use axum::{
     Router,
     extract::State,
@@ -13,7 +15,16 @@ use crate::work::{Failure, Stage, charge};
 
 /// As an application would write it, with the defaults.
 pub(super) fn router(stage: Stage) -> Router {
-    let layer = IdempotencyLayer::new(Idempotency::new(stage.pool.clone()), |parts| {
+    routed(Idempotency::new(stage.pool.clone()), stage)
+}
+
+/// Likewise, with 64 MiB of answers in memory.
+pub(super) fn remembering(stage: Stage) -> Router {
+    routed(Idempotency::new(stage.pool.clone()).answers_in_memory(64 << 20, Duration::from_secs(60)), stage)
+}
+
+fn routed(idempotency: Idempotency, stage: Stage) -> Router {
+    let layer = IdempotencyLayer::new(idempotency, |parts| {
         parts.headers.get("x-owner").and_then(|owner| owner.to_str().ok()).map(Scope::new)
     });
     Router::new().route("/charges", post(handler).layer(layer)).with_state(stage)
