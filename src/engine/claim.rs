@@ -133,7 +133,10 @@ impl Patience {
 pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Claim, Error> {
     refuse_blank(request)?;
     let timing = timing(idempotency, request)?;
-    if let Some(known) = idempotency.0.in_flight.recent().answer(&identity(request)) {
+    let recent = idempotency.0.in_flight.recent();
+    if recent.keeps_answers()
+        && let Some(known) = recent.answer(&identity(request))
+    {
         return Ok(compare_known(request, known).into());
     }
     let patience = Patience::of(idempotency.0.concurrency);

@@ -57,7 +57,8 @@ pub(super) enum Entered {
 
 impl InFlight {
     pub(super) fn enter(&self, request: &IdempotentRequest) -> Entered {
-        match lock(&self.0.entries).entry(identity(request)) {
+        let identity = identity(request);
+        match lock(&self.0.entries).entry(identity.clone()) {
             hash_map::Entry::Occupied(entry) => Entered::Duplicate(Duplicate {
                 asks: if entry.get().first_sent != request.first_sent() {
                     Asks::AtOtherTime
@@ -74,7 +75,7 @@ impl InFlight {
                 entry.insert(Entry { fingerprint, first_sent, state });
                 Entered::Owner(Owner {
                     in_flight: self.clone(),
-                    request: request.clone(),
+                    asked: Box::new((identity, request.clone())),
                     since: Instant::now(),
                     sender,
                 })
@@ -100,7 +101,7 @@ fn lock(entries: &Mutex<HashMap<Identity, Entry>>) -> MutexGuard<'_, HashMap<Ide
 /// wait either find its answer or enter anew, and the first of them is the next owner.
 pub(super) struct Owner {
     in_flight: InFlight,
-    request: IdempotentRequest,
+    asked: Box<(Identity, IdempotentRequest)>,
     /// Before it asked the database.
     since: Instant,
     sender: watch::Sender<State>,
@@ -108,7 +109,13 @@ pub(super) struct Owner {
 
 impl Owner {
     pub(super) fn request(&self) -> &IdempotentRequest {
-        &self.request
+        let (_, request) = &*self.asked;
+        request
+    }
+
+    fn identity(&self) -> &Identity {
+        let (identity, _) = &*self.asked;
+        identity
     }
 
     pub(super) fn executes(&self) {
@@ -117,19 +124,19 @@ impl Owner {
 
     /// It found this answer.
     pub(super) fn answered(self, response: StoredResponse) {
-        self.in_flight.recent().saw(&identity(&self.request));
+        self.in_flight.recent().saw(self.identity());
         self.sender.send_replace(State::Answered(response));
     }
 
     /// It has given this answer, and it is committed.
     pub(super) fn committed(self, response: StoredResponse) {
-        self.in_flight.recent().remember(identity(&self.request), &self.request, &response, self.since);
+        self.in_flight.recent().remember(self.identity(), self.request(), &response, self.since);
         self.answered(response);
     }
 
     /// Is there reason to look for an answer before claiming?
     pub(super) fn has_been_seen(&self) -> bool {
-        self.in_flight.recent().has_seen(&identity(&self.request))
+        self.in_flight.recent().has_seen(self.identity())
     }
 
     pub(super) fn reused(self) {
@@ -139,7 +146,7 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        lock(&self.in_flight.0.entries).remove(&identity(&self.request));
+        lock(&self.in_flight.0.entries).remove(self.identity());
     }
 }
 

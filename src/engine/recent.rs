@@ -83,12 +83,14 @@ impl Recent {
         younger.insert(hash);
     }
 
+    /// Are answers kept at all?
+    pub(super) fn keeps_answers(&self) -> bool {
+        lock(&self.generations).limits.bytes > 0
+    }
+
     /// The answer, if it is still known.
     pub(super) fn answer(&self, identity: &Identity) -> Option<Remembered> {
         let generations = lock(&self.generations);
-        if generations.limits.bytes == 0 {
-            return None;
-        }
         let found = generations.answers.iter().find_map(|generation| generation.by_identity.get(identity))?;
         (Instant::now() < found.until).then(|| found.clone())
     }
@@ -97,19 +99,22 @@ impl Recent {
     /// this process's clock, the window does not end later than the database says.
     pub(super) fn remember(
         &self,
-        identity: Identity,
+        identity: &Identity,
         request: &IdempotentRequest,
         response: &StoredResponse,
         since: Instant,
     ) {
         let mut generations = lock(&self.generations);
         let Limits { bytes: limit, age } = generations.limits;
+        if limit == 0 {
+            return;
+        }
         let (Some(body), Some(window)) = (response.bytes(), response.window()) else {
             // A tombstone tells nothing that a look would not.
             return;
         };
         let headers: usize = response.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
-        let (scope, operation, key) = &identity;
+        let (scope, operation, key) = identity;
         let names = scope.as_stored().len() + operation.as_str().len() + key.as_str().len();
         let bytes = body.len().saturating_add(headers).saturating_add(names).saturating_add(OVERHEAD);
         if bytes > limit / 2 || generations.erased.is_some_and(|erased| since <= erased) {
@@ -122,7 +127,7 @@ impl Recent {
             *older = std::mem::take(younger);
         }
         let remembered = Remembered { request: request.clone(), response: response.clone(), bytes, until };
-        let replaced = younger.by_identity.insert(identity, remembered).map_or(0, |replaced| replaced.bytes);
+        let replaced = younger.by_identity.insert(identity.clone(), remembered).map_or(0, |replaced| replaced.bytes);
         younger.bytes = younger.bytes.saturating_add(bytes).saturating_sub(replaced);
     }
 
@@ -202,7 +207,7 @@ mod tests {
         let recent = Recent::default();
         let keep = |n, bytes| {
             let (identity, request) = request(n);
-            recent.remember(identity, &request, &answer(bytes, HOUR), Instant::now());
+            recent.remember(&identity, &request, &answer(bytes, HOUR), Instant::now());
         };
         let known = |n| recent.answer(&request(n).0).is_some();
         keep(0, 10);
@@ -231,12 +236,12 @@ mod tests {
             (4, Duration::from_millis(1), Duration::from_millis(2), false),
         ] {
             let (identity, request) = request(n);
-            recent.remember(identity.clone(), &request, &answer(1, window), since(ago));
+            recent.remember(&identity, &request, &answer(1, window), since(ago));
             assert_eq!(recent.answer(&identity).is_some(), known, "{n}");
         }
         recent.limit(100_000, second);
         let (identity, request) = request(5);
-        recent.remember(identity.clone(), &request, &answer(1, HOUR), since(second));
+        recent.remember(&identity, &request, &answer(1, HOUR), since(second));
         assert!(recent.answer(&identity).is_none());
     }
 
@@ -246,17 +251,17 @@ mod tests {
         recent.limit(100_000, HOUR);
         for n in 0..4 {
             let (identity, request) = request(n);
-            recent.remember(identity, &request, &answer(1, HOUR), Instant::now());
+            recent.remember(&identity, &request, &answer(1, HOUR), Instant::now());
         }
         recent.forget(&Scope::new("owner-1"));
         let known: Vec<_> = (0..4).map(|n| recent.answer(&request(n).0).is_some()).collect();
         assert_eq!(known, [true, false, true, false]);
         let (identity, late) = request(5);
         let before = Instant::now().checked_sub(Duration::from_secs(1)).expect("a running machine");
-        recent.remember(identity.clone(), &late, &answer(1, HOUR), before);
+        recent.remember(&identity, &late, &answer(1, HOUR), before);
         assert!(recent.answer(&identity).is_none(), "it began before the erasure");
         let (identity, request) = request(9);
-        recent.remember(identity.clone(), &request, &StoredResponse::not_retained(StatusCode::OK), Instant::now());
+        recent.remember(&identity, &request, &StoredResponse::not_retained(StatusCode::OK), Instant::now());
         assert!(recent.answer(&identity).is_none());
     }
 }
