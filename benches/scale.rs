@@ -16,8 +16,8 @@ use std::{
 };
 
 use axum_idempotency::{
-    Claim, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, TimeBearing,
-    migrate_partitioned,
+    Claim, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Pruner, Scope, StoredResponse,
+    TimeBearing, migrate_partitioned,
 };
 use sqlx::{AssertSqlSafe, Executor as _, PgPool, Row as _, postgres::PgPoolOptions};
 use throwaway_postgres::{Options, Server};
@@ -217,7 +217,8 @@ async fn pruning(server: &Server, expired: i64) -> Result<()> {
     let mut ratios = Vec::new();
     for round in 0..3 {
         fill(&pool, 1, expired / 3, -1).await?;
-        pool.execute("vacuum analyze idempotency.keys; checkpoint").await?;
+        pool.execute("vacuum analyze idempotency.keys").await?;
+        pool.execute("checkpoint").await?;
         for_a_while(&pool, &numbers).await?;
         let before = percentile(&for_a_while(&pool, &numbers).await?, 99);
         let stop = Arc::new(AtomicBool::new(false));
@@ -226,14 +227,14 @@ async fn pruning(server: &Server, expired: i64) -> Result<()> {
             async move { clients(&pool, &numbers, &stop).await }
         });
         let began = Instant::now();
-        let mut deleted = 0;
-        loop {
-            let pruned = idempotency.prune(1_000).await?.deleted;
-            deleted += pruned;
-            if pruned < 1_000 {
-                break;
-            }
+        let (done, until) = tokio::sync::oneshot::channel::<()>();
+        let pruner = Pruner::new(idempotency.clone()).run_until(async { until.await.unwrap_or_default() });
+        let pruner = tokio::spawn(pruner);
+        while idempotency.stats().await?.overdue > 0 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
+        drop(done);
+        let deleted = pruner.await?.deleted;
         let took = began.elapsed();
         stop.store(true, Ordering::Relaxed);
         let latencies = running.await??;

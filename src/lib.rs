@@ -6,14 +6,15 @@
 //!
 //! * The layer for HTTP, its contract and an example: [`middleware`].
 //! * The engine alone, for consumers of a message broker and for transactions of your own: [`Idempotency`].
+//! * What it costs: [`_docs::performance`].
 //! * The table: [`migrate`]. Forgetting: [`Retention`], [`TimeBearing`] and [`Pruner`]; what that means and costs:
 //!   [`_docs::windows`].
 //!
 //! # What you get
 //!
 //! * **At most one execution commits** for each owner, operation and key within the key's window (or for ever, with keys
-//!   that [bear a time](TimeBearing)), whatever the number of
-//!   concurrent duplicates, processes and crashes. The claim is one atomic `INSERT … ON CONFLICT`.
+//!   that [bear a time](TimeBearing)), whatever the number of concurrent duplicates, processes and crashes. The claim is
+//!   one atomic `INSERT … ON CONFLICT`.
 //! * **Effects and answer together**, or neither. No byte of an answer is sent before its commit is acknowledged.
 //! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once; there are
 //!   no leases and nothing that has to be cleaned up.
@@ -106,6 +107,9 @@ pub mod _docs {
 
     #[doc = include_str!("docs/windows.md")]
     pub mod windows {}
+
+    #[doc = include_str!("docs/performance.md")]
+    pub mod performance {}
 
     #[doc = include_str!("../CHANGELOG.md")]
     pub mod changelog {}

@@ -1,4 +1,5 @@
-//! What needs no database: keys, fingerprints, and the way past the layer. At the end, what it allocates.
+//! What asks no database: keys, fingerprints, the way past the layer, and replays from memory. At the end, what it
+//! allocates.
 //!
 //! ```sh
 //! cargo bench --bench pure                  # criterion's figures, the differences to a bare service, allocations
@@ -11,6 +12,7 @@
 #![allow(clippy::expect_used)] // A benchmark that fails should stop.
 
 mod memory;
+mod remembered;
 mod services;
 
 use std::{
@@ -38,8 +40,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     keys(&mut criterion);
     fingerprints(&mut criterion);
     calls(&mut criterion);
+    drop(entered);
+    remembered::replays(&runtime, &mut criterion)?;
     criterion.final_summary();
 
+    let entered = runtime.enter();
     differences();
     drop(entered);
     memory::first_calls(&runtime)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::variants::Variant::{
-    self, Bare, ByHand, Constant, Ours, OursElsewhere, OursInMemory, PeerInMemory, PeerInRedis, Select,
+    self, Bare, ByHand, Constant, Merged, Ours, OursElsewhere, OursInMemory, PeerInMemory, PeerInRedis, Select,
     TwoTransactions, ZeroToProduction,
 };
 
@@ -35,8 +35,8 @@ pub(crate) struct Scenario {
     pub(crate) references: [Variant; 2],
 }
 
-const OWN: &[Variant] = &[Bare, ByHand, Ours, TwoTransactions, ZeroToProduction];
-const ALL: &[Variant] = &[Bare, ByHand, Ours, TwoTransactions, ZeroToProduction, PeerInMemory, PeerInRedis];
+const OWN: &[Variant] = &[Bare, ByHand, Merged, Ours, TwoTransactions, ZeroToProduction];
+const ALL: &[Variant] = &[Bare, ByHand, Merged, Ours, TwoTransactions, ZeroToProduction, PeerInMemory, PeerInRedis];
 const REPLAYS: &[Variant] = &[
     Select,
     Constant,

@@ -12,7 +12,10 @@ mod uninterrupted;
 #[cfg(feature = "axum")]
 mod unkeyed;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::AtomicI64},
+    time::Duration,
+};
 
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::{Mutex, Semaphore};
@@ -80,6 +83,8 @@ struct Settings {
     prepared: Prepared,
     /// The turn to note an operation's window, or to make partitions.
     preparing: Arc<Mutex<()>>,
+    /// Where the last batch that was pruned ended.
+    pruned_until: Arc<AtomicI64>,
 }
 
 /// What happens to a request whose key another request is executing right now.
@@ -128,6 +133,7 @@ impl Idempotency {
             backlog: Backlog::default(),
             prepared: Prepared::Kept,
             preparing: Arc::default(),
+            pruned_until: Arc::default(),
         }))
     }
 
@@ -318,7 +324,7 @@ impl Idempotency {
     ///
     /// What the database says.
     pub async fn prune(&self, limit: u32) -> Result<Pruned, Error> {
-        postgres::prune::prune(&self.0.pool, limit, self.0.prepared).await
+        postgres::prune::prune(&self.0.pool, limit, &self.0.pruned_until, self.0.prepared).await
     }
 
     /// What became of a key; `None` if it was not used, has expired, or is being executed right now, which nobody can

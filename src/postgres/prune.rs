@@ -1,21 +1,30 @@
 //! Forgetting what has expired.
 
-use sqlx::{PgPool, Postgres, postgres::PgArguments, query::Query};
+use std::sync::atomic::{AtomicI64, Ordering};
 
-use super::{Prepared, error::before_commit, partitions, place::Statements, transaction::Transaction};
+use sqlx::{PgPool, Postgres, Row as _, postgres::PgArguments, query::Query};
+
+use super::{Prepared, error::before_commit, partitions, place::Statements, row::micros, transaction::Transaction};
 use crate::{Error, Pruned, Scope};
 
 /// Rows that somebody else is pruning, or taking over, are left to him.
+///
+/// From `$2` on, which is where the last batch ended: what it deleted stays in the index until a vacuum, and would have to
+/// be passed over again each time.
 const PRUNE: &str = "\
-delete from idempotency.keys
- where (scope, operation, key) in (
-   select scope, operation, key
-     from idempotency.keys
-    where expires_at <= now()
-    order by expires_at
-    limit $1
-      for update skip locked
- )
+with pruned as (
+  delete from idempotency.keys
+   where (scope, operation, key) in (
+     select scope, operation, key
+       from idempotency.keys
+      where expires_at <= now() and expires_at >= 'epoch'::timestamptz + $2 * interval '1 microsecond'
+      order by expires_at
+      limit $1
+        for update skip locked
+   )
+  returning expires_at
+)
+select count(*) as rows, max(expires_at) as last from pruned
 ";
 
 macro_rules! fade {
@@ -71,38 +80,55 @@ macro_rules! forget {
 const FORGET: Statements =
     [forget!("keys", "scope, operation, key"), forget!("timed_keys", "scope, operation, key, born_at")];
 
-/// Deletes so many expired rows at most, and drops so many answers in each table that there is.
-pub(crate) async fn prune(pool: &PgPool, limit: u32, prepared: Prepared) -> Result<Pruned, Error> {
+/// Deletes so many expired rows at most, and drops so many answers in each table that there is. `from` is where to begin;
+/// afterwards it is where the next batch should.
+pub(crate) async fn prune(pool: &PgPool, limit: u32, from: &AtomicI64, prepared: Prepared) -> Result<Pruned, Error> {
     let [keys, timed_keys] = FADE;
+    let deleted = delete(pool, limit, from).await?;
     let limit = i64::from(limit);
-    let mut pruned = Pruned {
-        deleted: batch(pool, sqlx::query(PRUNE).bind(limit), prepared).await?,
-        faded: batch(pool, sqlx::query(keys).bind(limit), prepared).await?,
-        ..Pruned::default()
-    };
+    let mut pruned = Pruned { deleted, faded: batch(pool, sqlx::query(keys).bind(limit)).await?, ..Pruned::default() };
     if partitions::are_ours(pool, prepared).await? {
         pruned.partitions_made = partitions::ensure(pool, prepared).await?;
         pruned.partitions_dropped = u64::from(partitions::drop_one(pool, prepared).await?);
-        pruned.faded += batch(pool, sqlx::query(timed_keys).bind(limit), prepared).await?;
+        pruned.faded += batch(pool, sqlx::query(timed_keys).bind(limit)).await?;
     }
     Ok(pruned)
+}
+
+async fn delete(pool: &PgPool, limit: u32, from: &AtomicI64) -> Result<u64, Error> {
+    let mut transaction = Transaction::own(pool).await?;
+    let row = sqlx::query(PRUNE)
+        .bind(i64::from(limit))
+        .bind(from.load(Ordering::Relaxed))
+        .persistent(false)
+        .fetch_one(transaction.connection())
+        .await
+        .map_err(before_commit)?;
+    transaction.commit().await?;
+    let rows: i64 = row.try_get("rows").map_err(before_commit)?;
+    let deleted = u64::try_from(rows).unwrap_or_default();
+    // When nothing is left to do, the next round looks from the beginning: somebody may have put rows there.
+    let next = if deleted < u64::from(limit) { None } else { micros(&row, "last")? };
+    from.store(next.unwrap_or_default(), Ordering::Relaxed);
+    Ok(deleted)
 }
 
 /// Deletes so many of an owner's rows at most, whether they have expired or not.
 pub(crate) async fn forget(pool: &PgPool, scope: &Scope, limit: u32, prepared: Prepared) -> Result<u64, Error> {
     let [keys, timed_keys] = FORGET;
     let statement = |text| sqlx::query(text).bind(i64::from(limit)).bind(scope.as_stored());
-    let mut forgotten = batch(pool, statement(keys), prepared).await?;
+    let mut forgotten = batch(pool, statement(keys)).await?;
     if forgotten < u64::from(limit) && partitions::exist(pool, prepared).await? {
-        forgotten += batch(pool, statement(timed_keys), prepared).await?;
+        forgotten += batch(pool, statement(timed_keys)).await?;
     }
     Ok(forgotten)
 }
 
-/// Inside a transaction, so that a pooler keeps the statement's messages together.
-async fn batch(pool: &PgPool, statement: Query<'_, Postgres, PgArguments>, prepared: Prepared) -> Result<u64, Error> {
+/// Inside a transaction, so that a pooler keeps the statement's messages together. Planned anew each time: a plan that has
+/// to do for any limit would read the whole table.
+async fn batch(pool: &PgPool, statement: Query<'_, Postgres, PgArguments>) -> Result<u64, Error> {
     let mut transaction = Transaction::own(pool).await?;
-    let done = statement.persistent(prepared.kept()).execute(transaction.connection()).await.map_err(before_commit)?;
+    let done = statement.persistent(false).execute(transaction.connection()).await.map_err(before_commit)?;
     transaction.commit().await?;
     Ok(done.rows_affected())
 }

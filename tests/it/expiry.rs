@@ -394,3 +394,35 @@ async fn a_rejection_can_have_its_own_window_too() {
             .unwrap();
     assert!((window - 600.0).abs() < 0.001);
 }
+
+/// A plan that was made for any limit would read the whole table for each batch.
+#[tokio::test]
+async fn a_batch_reads_no_more_than_its_rows_however_large_the_table() {
+    let database = Database::fresh().await;
+    let mut connection = database.connection().await;
+    sqlx::query(
+        "insert into idempotency.keys (scope, operation, key, fingerprint, status, header_names, header_values, body,
+                                       replay_until, expires_at)
+         select 's', 'o', n::text, '', 200, '{}', '{}', '', now(), now() + (n % 2 - 0.5) * interval '1 day'
+           from generate_series(1, 20000) n",
+    )
+    .execute(&mut connection)
+    .await
+    .unwrap();
+    sqlx::query("analyze idempotency.keys").execute(&mut connection).await.unwrap();
+    let seq_scans = "select seq_scan from pg_stat_user_tables where relname = 'keys'";
+    let pool = database.pool_of(1).await;
+    let idempotency = Idempotency::new(pool.clone());
+    let before: i64 = sqlx::query_scalar(seq_scans).fetch_one(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    // More than the five times after which PostgreSQL may settle for one plan.
+    for _ in 0..10 {
+        let pruned = idempotency.prune(10).await.unwrap();
+        assert_eq!((pruned.deleted, pruned.faded), (10, 10));
+    }
+    // A connection reports what it did when it ends, at the latest.
+    pool.close().await;
+    database.until_alone().await;
+    let after: i64 = sqlx::query_scalar(seq_scans).fetch_one(&mut database.connection().await).await.unwrap();
+    assert_eq!(after, before);
+}

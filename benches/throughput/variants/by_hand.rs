@@ -13,7 +13,7 @@ use crate::work::{Failure, Stage, charge};
 
 /// One statement looks for an answer, bounds the wait and claims, as the crate's does; the crate's also takes an advisory
 /// lock, by which processes that do not want to wait learn at once that they would have to.
-const CLAIM: &str = "\
+pub(super) const CLAIM: &str = "\
 with live as materialized (
   select fingerprint, status, header_names, header_values, body
     from kept

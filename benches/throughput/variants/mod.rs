@@ -2,6 +2,7 @@
 
 mod by_hand;
 mod kept;
+mod merged;
 mod ours;
 mod peer;
 mod plain;
@@ -19,6 +20,8 @@ use crate::work::Stage;
 pub(crate) enum Variant {
     Bare,
     ByHand,
+    /// As `ByHand`, in as few messages as there can be.
+    Merged,
     Ours,
     /// As `Ours`, for keys that another process has answered.
     OursElsewhere,
@@ -33,9 +36,10 @@ pub(crate) enum Variant {
 }
 
 impl Variant {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::Bare,
         Self::ByHand,
+        Self::Merged,
         Self::Ours,
         Self::OursElsewhere,
         Self::OursInMemory,
@@ -51,6 +55,7 @@ impl Variant {
         match self {
             Self::Bare => "bare",
             Self::ByHand => "by hand",
+            Self::Merged => "by hand, two messages",
             Self::Ours => "ours",
             Self::OursElsewhere => "ours, other process",
             Self::OursInMemory => "ours, from memory",
@@ -71,9 +76,12 @@ impl Variant {
     /// Whether duplicates in parallel are executed once, and whether all of them get the answer.
     pub(crate) fn in_a_storm(self) -> (bool, bool) {
         match self {
-            Self::ByHand | Self::Ours | Self::OursElsewhere | Self::OursInMemory | Self::ZeroToProduction => {
-                (true, true)
-            }
+            Self::ByHand
+            | Self::Merged
+            | Self::Ours
+            | Self::OursElsewhere
+            | Self::OursInMemory
+            | Self::ZeroToProduction => (true, true),
             Self::TwoTransactions => (true, false),
             _ => (false, false),
         }
@@ -89,6 +97,7 @@ impl Variant {
         let router = match self {
             Self::Bare => route.route("/charges", post(plain::bare)),
             Self::ByHand => route.route("/charges", post(by_hand::handler)),
+            Self::Merged => route.route("/charges", post(merged::handler)),
             Self::Ours | Self::OursElsewhere => return Ok(ours::router(stage)),
             Self::OursInMemory => return Ok(ours::remembering(stage)),
             Self::TwoTransactions => route.route("/charges", post(two_transactions::handler)),

@@ -123,7 +123,10 @@ fn settings(options: &Options) -> Vec<String> {
         "max_wal_size=4GB",
         "autovacuum_naptime=10s",
     ];
-    if !options.durable {
+    if options.durable {
+        // What a server of a few gigabytes would have.
+        settings.push("shared_buffers=1GB");
+    } else {
         settings.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"]);
     }
     settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting.to_owned()]).collect()

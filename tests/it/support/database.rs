@@ -199,6 +199,21 @@ impl Database {
         overtaking.await.unwrap()
     }
 
+    /// Waits until nobody but the one who asks is connected.
+    pub async fn until_alone(&self) {
+        let others = "select count(*) from pg_stat_activity
+                       where datname = current_database() and pid <> pg_backend_pid()";
+        for _ in 0..50_000 {
+            let mut connection = self.connection().await;
+            let found: i64 = sqlx::query_scalar(others).fetch_one(&mut connection).await.unwrap();
+            connection.close().await.unwrap();
+            if found == 0 {
+                return;
+            }
+        }
+        panic!("somebody stays connected");
+    }
+
     async fn until(&self, count: i64, condition: &str) {
         let mut connection = self.connection().await;
         let look = format!("select count(*) from pg_stat_activity where datname = current_database() and {condition}");
