@@ -7,78 +7,84 @@ use sqlx::{PgPool, Postgres, Row as _, postgres::PgArguments, query::Query};
 use super::{Prepared, error::before_commit, partitions, place::Statements, row::micros, transaction::Transaction};
 use crate::{Error, Pruned, Scope};
 
-/// Rows that somebody else is pruning, or taking over, are left to him.
+/// Rows that somebody else is pruning, or taking over, are left to him. Materialized, here and below: otherwise
+/// PostgreSQL may choose to look for the batch again and again, and lock more than was asked for.
 ///
 /// From `$2` on, which is where the last batch ended: what it deleted stays in the index until a vacuum, and would have to
 /// be passed over again each time.
 const PRUNE: &str = "\
-with pruned as (
+with due as materialized (
+  select scope, operation, key
+    from idempotency.keys
+   where expires_at <= now() and expires_at >= 'epoch'::timestamptz + $2 * interval '1 microsecond'
+   order by expires_at
+   limit $1
+     for update skip locked
+), pruned as (
   delete from idempotency.keys
-   where (scope, operation, key) in (
-     select scope, operation, key
-       from idempotency.keys
-      where expires_at <= now() and expires_at >= 'epoch'::timestamptz + $2 * interval '1 microsecond'
-      order by expires_at
-      limit $1
-        for update skip locked
-   )
-  returning expires_at
+   using due
+   where keys.scope = due.scope and keys.operation = due.operation and keys.key = due.key
+  returning keys.expires_at
 )
 select count(*) as rows, max(expires_at) as last from pruned
 ";
 
 macro_rules! fade {
-    ($table:literal, $key:literal) => {
+    ($table:literal, $born:literal, $same:literal) => {
         concat!(
-            "update idempotency.",
+            "with due as materialized (
+               select scope, operation, key",
+            $born,
+            "
+                 from idempotency.",
             $table,
             "
+                where replay_until <= now()
+                order by replay_until
+                limit $1
+                  for update skip locked
+             )
+             update idempotency.",
+            $table,
+            " present
                 set header_names = null, header_values = null, body = null, replay_until = null
-              where (",
-            $key,
-            ") in (
-                select ",
-            $key,
-            " from idempotency.",
-            $table,
-            "
-                 where replay_until <= now()
-                 order by replay_until
-                 limit $1
-                   for update skip locked
-              )"
+               from due
+              where present.scope = due.scope and present.operation = due.operation and present.key = due.key",
+            $same
         )
     };
 }
 
 /// Drops answers that are not replayed any more; what is left is a tombstone.
 const FADE: Statements =
-    [fade!("keys", "scope, operation, key"), fade!("timed_keys", "scope, operation, key, born_at")];
+    [fade!("keys", "", ""), fade!("timed_keys", ", born_at", " and present.born_at = due.born_at")];
 
 macro_rules! forget {
-    ($table:literal, $key:literal) => {
+    ($table:literal, $born:literal, $same:literal) => {
         concat!(
-            "delete from idempotency.",
+            "with due as materialized (
+               select scope, operation, key",
+            $born,
+            "
+                 from idempotency.",
             $table,
             "
-              where (",
-            $key,
-            ") in (
-                select ",
-            $key,
-            " from idempotency.",
+                where scope = $2
+                limit $1
+                  for update skip locked
+             )
+             delete from idempotency.",
             $table,
-            "
-                 where scope = $2
-                 limit $1
-                   for update skip locked
-              )"
+            " present
+              using due
+              where present.scope = due.scope and present.operation = due.operation and present.key = due.key",
+            $same
         )
     };
 }
 
 const FORGET: Statements =
-    [forget!("keys", "scope, operation, key"), forget!("timed_keys", "scope, operation, key, born_at")];
+    [forget!("keys", "", ""), forget!("timed_keys", ", born_at", " and present.born_at = due.born_at")];
 
 /// Deletes so many expired rows at most, and drops so many answers in each table that there is. `from` is where to begin;
 /// afterwards it is where the next batch should.
