@@ -255,7 +255,7 @@ async fn turnovers(server: &Server, count: i64) -> Result<()> {
     let idempotency = Idempotency::new(pool.clone());
     let mut first = None;
     for turn in 0..=10 {
-        // Half of them expire while the other half comes, as in a table that is always in use.
+        // All come, expire and are pruned.
         fill(&pool, 1, count, 0).await?;
         while idempotency.prune(10_000).await?.deleted > 0 {}
         // Autovacuum is given its turn, as a day would.

@@ -12,10 +12,12 @@
 //! | `--listen ADDRESS:PORT` | where to listen; port 0 takes a free one | `127.0.0.1:0` |
 //! | `--concurrency wait:SECONDS` or `reject` | duplicates of a running request | `wait:5` |
 //! | `--retention SECONDS` | how long keys are remembered; duplicates wait for half of that at most | `86400` |
-//! | `--keys KIND:SECONDS` | keys bear their time, and this is the window; KIND is `uuid-v7`, `ulid` or `first-sent` | any key |
-//! | `--partitioned` | such keys are kept in partitions by their time | |
+//! | `--keys KIND:SECONDS` | keys bear their time, and this is the window; KIND is `uuid-v7`, `ulid` or `first-sent` (in `Repeatability-First-Sent`, with the key in `Repeatability-Request-ID`); duplicates wait for half of it at most | any key |
+//! | `--partitioned` | such keys, `uuid-v7` or `ulid`, are kept in partitions by their time | |
 //! | `--pool N` | connections to the database | `10` |
-//! | `--self-check` | make a few requests to itself, check the answers, and end | |
+//! | `--self-check` | make a few requests to itself, check the answers, and end; not with `--keys` | |
+//!
+//! Nothing is pruned.
 //!
 //! Every request needs `Authorization: Bearer NAME`; NAME is the owner, of accounts and of keys.
 //!
@@ -26,7 +28,7 @@
 //! | `POST /charges {"account","amount"}` (key required) | 201 `{"id","account","amount","balance"}`; 402 if funds are short; 404 |
 //! | `POST /charges/{id}/refund` (key required) | 201 `{"id","account","amount","balance"}`; 404; 409 if refunded before |
 //!
-//! Amounts are whole numbers, and an amount has to be positive (400).
+//! Amounts are whole numbers, and a charge's amount has to be positive (400).
 //!
 //! Two headers steer `POST /charges`, each after the money has moved:
 //!

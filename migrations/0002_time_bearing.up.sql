@@ -5,11 +5,12 @@ alter table idempotency.keys add column born_at timestamptz;
 -- no other occasion: without it, keys that were born before the next claim are refused.
 create table idempotency.windows (
     operation     text collate "C" primary key,
-    -- The longest window under which the operation was ever claimed, how long after its birth a key is kept, and the
-    -- largest step into the future that was ever allowed; all in microseconds.
+    -- The longest window under which the operation was ever claimed, how long after its birth a key is kept, the largest
+    -- step into the future that was ever allowed, and the largest step back of the clock; all in microseconds.
     window_us     bigint not null,
     keep_us       bigint not null,
     skew_us       bigint not null,
+    margin_us     bigint not null,
     -- In which table: idempotency.timed_keys, or idempotency.keys.
     partitioned   boolean not null,
     -- Keys born until then are refused, since they may have been executed and forgotten before. Infinity: not known yet.

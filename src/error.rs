@@ -153,7 +153,7 @@ impl fmt::Display for Error {
             ErrorKind::Unanswered => {
                 "the key was claimed in a transaction that was committed without an answer; it will not be executed again"
             }
-            ErrorKind::CorruptRow => "a row of idempotency.keys does not hold a complete answer",
+            ErrorKind::CorruptRow => "a key's row does not hold a complete answer",
             ErrorKind::Database => "PostgreSQL answered with an unexpected error",
         })
     }

@@ -34,7 +34,8 @@
 //!
 //! Events have the target `axum_idempotency` and below. At `DEBUG` each request gives its `operation` and `outcome`
 //! (a disposition, `replayed`, or the name of a refusal); at `WARN` and `ERROR` stand failures of the database and
-//! mistakes of the application, with their cause. Keys and bodies are never logged.
+//! mistakes of the application, with their cause. A pruner's round is at `DEBUG` too, with `deleted`, `faded`,
+//! `partitions_made` and `partitions_dropped`. Keys and bodies are never logged.
 //!
 //! # Features
 //!
@@ -109,6 +110,7 @@ pub mod _docs {
     pub mod windows {}
 
     #[doc = include_str!("docs/performance.md")]
+    #[doc = include_str!("../benches/results/throughput.svg")]
     pub mod performance {}
 
     #[doc = include_str!("../CHANGELOG.md")]

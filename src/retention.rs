@@ -112,7 +112,6 @@ impl Retention {
     }
 
     /// How long the answer is kept, if not as long as the key.
-    #[cfg(feature = "axum")]
     pub(crate) fn replay_only(self) -> Option<Duration> {
         self.replay
     }
@@ -171,16 +170,17 @@ pub enum InvalidRetention {
     NotPartitionable,
     /// A duplicate could wait for a request until its key is forgotten, and would then execute it again.
     #[error(
-        "a window of {window:?} does not outlast the {wait:?} that a duplicate may wait and the {limit:?} that a \
-         handler may take: the duplicate would execute again; choose a longer window, or set a shorter wait or time \
-         limit first"
+        "a window of {window:?} does not outlast the {wait:?} that a duplicate may wait and the {} that a handler may take: \
+         the duplicate would execute again, or find no answer; choose a longer window, or set a shorter wait or time limit \
+         first",
+        if limit.is_zero() { "unlimited time".to_owned() } else { format!("{limit:?}") }
     )]
     WithinWait {
         /// How long the key would be remembered.
         window: Duration,
         /// How long a duplicate of a running request may wait.
         wait: Duration,
-        /// How long a handler may take, if that is limited.
+        /// How long a handler may take; zero if that is not limited, and then it does not count.
         limit: Duration,
     },
 }

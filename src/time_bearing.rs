@@ -32,15 +32,19 @@ use crate::{IdempotentRequest, InvalidRetention, retention::checked};
 ///
 /// The longest window under which an operation was claimed is noted in the table `idempotency.windows`, with the time
 /// since which that is so. Shortening a window takes effect at once, and keys go on being kept for the longer one. After
-/// it was made longer, keys that were born before the change, or within a minute or two after it, are still judged by
-/// the shorter one, since they may have been forgotten under it.
+/// it was made longer, keys that were born before the change, or less than the [skew](Self::future_skew) and the
+/// [margin](Self::margin) after it (two minutes by default), are still judged by the shorter one, since they may have been
+/// forgotten under it.
 ///
 /// Where an operation has been used without times before, or in the other table, keys that were born before the change,
-/// or less than the [skew](Self::future_skew) after it, are refused, unless they are remembered where they now belong. An
-/// operation of which the tables hold nothing counts as new: then keys are refused that are older than
-/// [`Idempotency::retention`](crate::Idempotency::retention), which has to be what it was. Not noticed are, of an
+/// or less than skew and margin after it, are refused, unless they are remembered where they now belong. An operation of
+/// which the tables hold nothing counts as new: then keys are refused that are older than
+/// [`Idempotency::retention`](crate::Idempotency::retention), which has to be what it was. On tables too large to be looked
+/// through in two seconds it counts as used: claim something under it before traffic comes. Not noticed are, of an
 /// operation that was used without times: answers with a shorter retention of their own, and keys from further in the
 /// future than the skew.
+///
+/// Each operation has a row in that table for good, so name it where there is no route template.
 ///
 /// Make such a change in all processes at once, or under a new name of the operation: a process that goes on without
 /// times forgets as it did before. When an operation goes back to keys without times, delete its row of
@@ -69,12 +73,14 @@ pub enum Untimely {
     Expired,
     /// The key was born later than now, by more than clocks differ.
     FromFuture,
-    /// The key was used with another time.
+    /// The key was used with another time. Only where that stands [beside](TimeBearing::first_sent) the key;
+    /// [`run`](crate::Idempotency::run) gives [`KeyReused`](crate::ErrorKind::KeyReused).
     OtherTime,
 }
 
 impl TimeBearing {
-    /// Keys are UUIDs of version 7 (RFC 9562), in lower case, with hyphens. The layer takes upper case as well.
+    /// Keys are UUIDs of version 7 (RFC 9562, section 5.7), in lower case, with hyphens. The layer takes upper case as
+    /// well. Their time counts to the millisecond.
     ///
     /// # Errors
     ///
@@ -84,7 +90,8 @@ impl TimeBearing {
         Self::new(Source::UuidV7, window)
     }
 
-    /// Keys are ULIDs, in upper case. The layer takes lower case as well.
+    /// Keys are ULIDs (github.com/ulid/spec), in upper case. The layer takes lower case as well. Their time counts to the
+    /// millisecond.
     ///
     /// # Errors
     ///
@@ -95,7 +102,8 @@ impl TimeBearing {
 
     /// The time comes beside the key: for the layer in `Repeatability-First-Sent`, with the key in
     /// `Repeatability-Request-ID` (OASIS Repeatable Requests 1.0); elsewhere by
-    /// [`IdempotentRequest::with_first_sent`]. It counts in whole seconds.
+    /// [`IdempotentRequest::with_first_sent`]. It counts in whole seconds. That standard's keys are UUIDs in any case: add
+    /// [`uuid_keys`](crate::IdempotencyLayer::uuid_keys) to take them so.
     ///
     /// # Errors
     ///
@@ -110,7 +118,8 @@ impl TimeBearing {
         Ok(Self { source, window: checked(window)?, skew: MINUTE, margin: MINUTE, partitioned: false })
     }
 
-    /// How far in the future a key's time may lie, for clients whose clocks are fast. Default: 60 seconds. At most
+    /// How far in the future a key's time may lie, for clients whose clocks are fast. Default: 60 seconds, since
+    /// clocks that are set by the network differ by seconds at most. At most
     /// [`Retention::MAX`](crate::Retention::MAX); what is more counts as that.
     #[must_use]
     pub fn future_skew(self, skew: Duration) -> Self {
@@ -118,7 +127,8 @@ impl TimeBearing {
     }
 
     /// How much longer than the window a key is kept: the largest step back of the database's clock that does no harm.
-    /// Default: 60 seconds. At most [`Retention::MAX`](crate::Retention::MAX); what is more counts as that.
+    /// Default: 60 seconds. All processes have to agree on it, or the largest counts late. At most
+    /// [`Retention::MAX`](crate::Retention::MAX); what is more counts as that.
     #[must_use]
     pub fn margin(self, margin: Duration) -> Self {
         Self { margin: margin.min(crate::Retention::MAX), ..self }
@@ -160,6 +170,16 @@ impl TimeBearing {
     #[cfg(feature = "axum")]
     pub(crate) fn is_beside_the_key(self) -> bool {
         self.source == Source::FirstSent
+    }
+
+    /// What keys have to be: `uuid-v7`, `ulid` or `first-sent`.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self.source {
+            Source::UuidV7 => "uuid-v7",
+            Source::Ulid => "ulid",
+            Source::FirstSent => "first-sent",
+        }
     }
 
     pub(crate) fn is_partitioned(self) -> bool {

@@ -52,8 +52,8 @@ const SHORT: Pace = Pace {
 };
 
 const FULL: Pace = Pace {
-    rounds: 7,
-    slot: Duration::from_secs(2),
+    rounds: 9,
+    slot: Duration::from_secs(1),
     warm_up: Duration::from_millis(500),
     duplicates: 1_000,
     storm_rounds: 3,

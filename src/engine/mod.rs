@@ -142,7 +142,8 @@ impl Idempotency {
         self
     }
 
-    /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with.
+    /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with. Where
+    /// keys [bear a time](Self::time_bearing), it says only how long answers are replayed, if that is shorter.
     ///
     /// # Errors
     ///
@@ -172,11 +173,13 @@ impl Idempotency {
 
     /// R60, with the longest that a handler may take.
     pub(crate) fn checked(self, limit: Duration) -> Result<Self, InvalidRetention> {
-        let window = match self.0.time_bearing {
-            Some(keys) => Some(keys.window()),
-            None => self.0.retention.window(),
+        let (window, replay) = match self.0.time_bearing {
+            Some(keys) => (Some(keys.window()), self.0.retention.replay_only()),
+            None => (self.0.retention.window(), self.0.retention.replay_window()),
         };
-        outlasts(window, self.0.concurrency.longest_wait(), limit)?;
+        for kept in [window, replay] {
+            outlasts(kept, self.0.concurrency.longest_wait(), limit)?;
+        }
         Ok(self)
     }
 
@@ -262,8 +265,10 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// Nothing has been claimed: the database is unreachable or not migrated, the scope is blank, or the row is
-    /// corrupt.
+    /// Nothing has been claimed: the database is unreachable or not migrated; the scope is blank; the key
+    /// [bears no time](crate::ErrorKind::KeyWithoutTime) although it should; the row is corrupt, or was
+    /// [committed without an answer](crate::ErrorKind::Unanswered); or others were faster again and again
+    /// ([`Conflict`](crate::ErrorKind::Conflict)).
     pub async fn claim(&self, request: IdempotentRequest) -> Result<Claim, Error> {
         claim::claim(self, &request).await
     }
@@ -272,7 +277,7 @@ impl Idempotency {
     ///
     /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and
     /// commits, or rolls back everything. A claim that is committed without an answer blocks its key until its window
-    /// ends.
+    /// ends. The window counts from the beginning of the caller's transaction: claim early in it.
     ///
     /// The first claim of an operation whose keys [bear a time](TimeBearing), and the first one of a partition, take a
     /// second connection from the pool for a moment.
@@ -318,7 +323,7 @@ impl Idempotency {
     /// whose window has ended as not kept. See [`Pruner`] for doing it regularly.
     ///
     /// Where keys are [partitioned](TimeBearing::partitioned), it also makes partitions ahead, and drops one of which
-    /// everything has expired.
+    /// everything has expired, if the role owns that table; if it does not, another one has to prune it.
     ///
     /// # Errors
     ///
@@ -330,23 +335,29 @@ impl Idempotency {
     /// What became of a key; `None` if it was not used, has expired, or is being executed right now, which nobody can
     /// see before the commit. For operators and support.
     ///
+    /// Where a layer says that keys [bear a time](Self::time_bearing), this value has to say the same.
+    ///
     /// # Errors
     ///
-    /// What the database says, or that the row holds no complete answer.
+    /// What the database says, or that the row holds no complete answer, or none at all
+    /// ([`Unanswered`](crate::ErrorKind::Unanswered)).
     pub async fn lookup(
         &self,
         scope: &Scope,
         operation: &Operation,
         key: &IdempotencyKey,
     ) -> Result<Option<Found>, Error> {
+        // As the layer would have spelled it.
+        let spelled = self.0.time_bearing.and_then(|keys| IdempotencyKey::new(keys.spell(key.as_str())?.0).ok());
+        let key = spelled.as_ref().unwrap_or(key);
         let request = IdempotentRequest::new(scope.clone(), operation.clone(), key.clone(), Fingerprint::of([""]));
         // Where the time stands beside the key, it is not needed to find it.
         let place = timing::timing(self, &request).map_or(Place::Keys, Timing::place);
         postgres::lookup::lookup(&self.0.pool, scope, operation, key, place, self.0.prepared).await
     }
 
-    /// What lies in the tables, for an operator's page and for alerts. It reads 8 MiB of each table at most: on larger
-    /// ones the numbers of rows are estimates, from a random sample of pages.
+    /// What lies in the tables, for an operator's page and for alerts. It reads about 8 MiB of each table: on larger ones the
+    /// numbers of rows are estimates, from a random sample of pages.
     ///
     /// # Errors
     ///
@@ -356,8 +367,9 @@ impl Idempotency {
     }
 
     /// Deletes all keys of one owner with their answers, in batches of a thousand, and says how many there were: for an
-    /// owner who leaves, or asks for his data to be deleted. Whatever he repeats after that executes as new. A request
-    /// of his that is being executed meanwhile leaves its key; ask again when it has ended.
+    /// owner who leaves, or asks for his data to be deleted. Whatever he repeats after that executes as new, except
+    /// under keys that bear a time before the window. A request of his that is being executed meanwhile leaves its key; ask
+    /// again when it has ended. [Answers in memory](Self::answers_in_memory) of other processes go when their age is over.
     ///
     /// # Errors
     ///

@@ -11,7 +11,8 @@ use tracing::{debug, warn};
 use super::Idempotency;
 use crate::Pruned;
 
-/// Deletes expired rows every now and then, in batches.
+/// Deletes expired keys, drops answers whose window has ended, and makes and drops partitions, every now and then and in
+/// batches. After a failure it tries again after a second, then two, four and so on, and never later than a normal round.
 ///
 /// Any number of processes may run one on the same table: they skip each other's rows. Nothing but disk space depends
 /// on it.

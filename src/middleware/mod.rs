@@ -8,7 +8,9 @@
 //!    `Idempotent-Replayed: true`. The handler is not called and nothing is written.
 //! 3. **Wait.** The key is being executed: the request waits for that answer ([`Concurrency`](crate::Concurrency)),
 //!    or gets 409 `in-flight`.
-//! 4. **Refuse.** The key was used for another request: 422 `key-reused`.
+//! 4. **Refuse.** The key was used for another request: 422 `key-reused`. It was answered, and the answer was not kept: 409
+//!    `response-not-retained`. It [bears a time](crate::TimeBearing) that is too old, or in the future: 412 `key-expired`,
+//!    400 `key-from-future`.
 //! 5. **Fail closed.** The database cannot be reached: 503, and nothing is executed.
 //!
 //! Methods other than POST and PATCH pass through untouched. A request without a key is refused with 400, or executed

@@ -2,7 +2,7 @@ use axum::http::Method;
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
 use super::layer::IdempotencyLayer;
-use crate::{Operation, time_bearing::iso8601};
+use crate::{Operation, TimeBearing, time_bearing::iso8601};
 
 /// What a client has to know of a layer, to be published (T12): the IETF draft asks for it, and whoever loses a response
 /// cannot learn it from there. It is written as a JSON object with these names; durations are in ISO 8601, and absent
@@ -29,8 +29,8 @@ pub struct Policy {
     pub window: Option<String>,
     /// How long its answer is replayed.
     pub replay: Option<String>,
-    /// Do keys bear a time?
-    pub time_bearing: bool,
+    /// What keys have to be, if they bear a time: `uuid-v7`, `ulid` or `first-sent`.
+    pub time_bearing: Option<&'static str>,
     /// The largest request body, in bytes.
     pub max_request_bytes: usize,
 }
@@ -54,7 +54,7 @@ impl IdempotencyLayer {
             methods,
             window: window.map(iso8601),
             replay: replay.map(iso8601),
-            time_bearing: keys.is_some(),
+            time_bearing: keys.map(TimeBearing::kind),
             max_request_bytes: config.max_request_bytes,
         }
     }
@@ -62,7 +62,10 @@ impl IdempotencyLayer {
 
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("Policy", 8)?;
+        let optional =
+            [self.operation.is_some(), self.window.is_some(), self.replay.is_some(), self.time_bearing.is_some()];
+        let present = optional.into_iter().filter(|there| *there).count();
+        let mut fields = serializer.serialize_struct("Policy", 4 + present)?;
         match &self.operation {
             Some(operation) => fields.serialize_field("operation", operation.as_str())?,
             None => fields.skip_field("operation")?,
@@ -76,7 +79,10 @@ impl Serialize for Policy {
                 None => fields.skip_field(name)?,
             }
         }
-        fields.serialize_field("time_bearing", &self.time_bearing)?;
+        match self.time_bearing {
+            Some(keys) => fields.serialize_field("time_bearing", keys)?,
+            None => fields.skip_field("time_bearing")?,
+        }
         fields.serialize_field("max_request_bytes", &self.max_request_bytes)?;
         fields.end()
     }

@@ -26,7 +26,8 @@ pub enum RejectionKind {
     MissingKey,
     /// 400 `invalid-key`: the field is there, but is not one valid key.
     InvalidKey,
-    /// 412 `key-expired`: the key bears a time before the window, and nothing is known of it.
+    /// 412 `key-expired`: the key bears a time before the window, and nothing is known of it. The problem's type tells it
+    /// from the 412 of a precondition; [`rejection_status`](crate::IdempotencyLayer::rejection_status) can make it a 410.
     KeyExpired,
     /// 400 `key-from-future`: the key bears a time in the future.
     KeyFromFuture,

@@ -22,7 +22,8 @@ impl IdempotencyLayer {
     /// The name of what the route does. Default: the method and the route's template, such as
     /// `POST /charges/{id}/refund`, or the path itself outside an axum router.
     ///
-    /// The default changes when a route is renamed, and its keys are forgotten with it.
+    /// The default changes when a route is renamed, and its keys are forgotten with it. Where there is no template and
+    /// keys [bear a time](Self::time_bearing), name it: each operation has a row of its own for good.
     pub fn operation(self, name: impl Into<Operation>) -> Self {
         self.with(|config| config.operation = Some(name.into()))
     }
@@ -47,7 +48,12 @@ impl IdempotencyLayer {
         self.with(|config| config.methods = listed.collect())
     }
 
-    /// How long keys are remembered, if not as [`Idempotency::retention`](crate::Idempotency::retention) says.
+    /// How long keys are remembered, if not as [`Idempotency::retention`](crate::Idempotency::retention) says. A handler
+    /// changes it for one answer by returning a [`Retention`] as a part of its response; what does not outlast the wait of a
+    /// duplicate and the [`time_limit`](Self::time_limit) together counts as a millisecond more than those.
+    ///
+    /// Without a time limit only the wait counts: a handler that takes longer than the window is executed once, but its
+    /// answer is forgotten at once.
     ///
     /// # Errors
     ///

@@ -57,7 +57,7 @@ const DETACH_LIMIT: Duration = Duration::from_secs(30);
 
 const SECOND: i64 = 1_000_000;
 
-/// Is the partitioned table there, and is it this role's to change?
+/// Is the partitioned table there, and is it this role's to change? If not, somebody else has to prune it.
 pub(crate) async fn are_ours(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
     let ours = "select exists (
         select from pg_catalog.pg_class

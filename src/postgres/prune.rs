@@ -71,7 +71,7 @@ macro_rules! forget {
             "
                 where scope = $2
                 limit $1
-                  for update skip locked
+                  for update
              )
              delete from idempotency.",
             $table,

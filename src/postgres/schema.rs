@@ -43,7 +43,8 @@ pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
 }
 
 /// What [`TimeBearing::partitioned`](crate::TimeBearing::partitioned) needs besides [`MIGRATOR`], noted in
-/// `idempotency.partitioned_migrations`. The same SQL is in `migrations/partitioned/`.
+/// `idempotency.partitioned_migrations`: run that one first. Undoing it forgets the keys in the table. The same SQL is in
+/// `migrations/partitioned/`.
 pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     migrator(
         vec![

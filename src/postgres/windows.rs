@@ -16,12 +16,14 @@ use crate::{Error, Operation};
 /// The guard that stood before still counts, unless all that it guards is too old for its own window.
 const NOTE: &str = "\
 insert into idempotency.windows as present
-       (operation, window_us, keep_us, skew_us, partitioned, refused_until, new, guard_since, guarded_us, noted_at)
-values ($1, $2, $3, $4, $5, 'infinity', true, '-infinity', $2, clock_timestamp())
+       (operation, window_us, keep_us, skew_us, margin_us, partitioned, refused_until, new, guard_since, guarded_us,
+        noted_at)
+values ($1, $2, $3, $4, $3 - $2, $5, 'infinity', true, '-infinity', $2, clock_timestamp())
 on conflict (operation) do update
    set window_us = greatest(present.window_us, excluded.window_us),
        keep_us = greatest(present.keep_us, excluded.keep_us),
        skew_us = greatest(present.skew_us, excluded.skew_us),
+       margin_us = greatest(present.margin_us, excluded.margin_us),
        partitioned = excluded.partitioned,
        refused_until = case
          when present.partitioned <> excluded.partitioned then excluded.refused_until else present.refused_until
@@ -59,11 +61,11 @@ update idempotency.windows
    set refused_until = case
          when refused_until < 'infinity' then refused_until
          when new and not $3 then clock_timestamp() - coalesce($2, 3155760000000000) * interval '1 microsecond'
-         else clock_timestamp() + skew_us * interval '1 microsecond'
+         else clock_timestamp() + (skew_us + margin_us) * interval '1 microsecond'
        end,
        guard_since = case
          when guard_since < 'infinity' then guard_since
-         else clock_timestamp() + (skew_us + keep_us - window_us) * interval '1 microsecond'
+         else clock_timestamp() + (skew_us + margin_us) * interval '1 microsecond'
        end
  where operation = $1
 ";

@@ -339,6 +339,25 @@ async fn an_owners_keys_are_forgotten_in_batches_and_nobody_elses() {
     assert!(!reply(&app, post("/things").key("k").owner("alice")).await.replayed());
 }
 
+/// Somebody may be dropping the answer of a row right then.
+#[tokio::test]
+async fn an_owners_keys_are_forgotten_also_where_others_are_at_work() {
+    let database = Database::fresh().await;
+    let idempotency = Idempotency::new(database.pool().await);
+    reply(&app_with(layer(idempotency.clone()), create), post("/things").key("k")).await;
+    let mut connection = database.connection().await;
+    let mut fading = connection.begin().await.unwrap();
+    sqlx::query("update idempotency.keys set body = null, header_names = null, header_values = null")
+        .execute(&mut *fading)
+        .await
+        .unwrap();
+    let forgetting = tokio::spawn(async move { idempotency.forget(&axum_idempotency::Scope::new("alice")).await });
+    database.until_waiting(1).await;
+    fading.commit().await.unwrap();
+    assert_eq!(forgetting.await.unwrap().unwrap(), 1);
+    assert!(database.rows().await.is_empty());
+}
+
 /// The handler returns its retention as a part of the response.
 fn keeping(retention: Retention) -> impl FnOnce(Tx) -> Keeping + Clone + Send + Sync + 'static {
     move |mut tx: Tx| Box::pin(async move { (retention, effect(&mut tx).await.to_string()).into_response() })

@@ -116,14 +116,14 @@ async fn t12_r60_the_policy_can_be_published() {
         serde_json::to_value(plain.policy()).unwrap(),
         json!({
             "operation": "charge.create", "header": "idempotency-key", "required": true, "methods": ["PATCH", "POST"],
-            "window": "P1D", "replay": "P1D", "time_bearing": false, "max_request_bytes": 1_048_576,
+            "window": "P1D", "replay": "P1D", "max_request_bytes": 1_048_576,
         })
     );
     let never = plain.clone().optional().retention(Retention::new(hour).unwrap().refuse_forever()).unwrap().policy();
     assert_eq!((never.window, never.replay.as_deref(), never.required), (None, Some("PT1H"), false));
     let timed = plain.time_bearing(TimeBearing::first_sent(7 * 24 * hour).unwrap()).unwrap().policy();
     assert_eq!((timed.window.as_deref(), timed.header.as_str()), (Some("P7D"), "repeatability-request-id"));
-    assert!(timed.time_bearing && timed.replay.as_deref() == Some("P7D"));
+    assert_eq!((timed.time_bearing, timed.replay.as_deref()), (Some("first-sent"), Some("P7D")));
     let global =
         axum_idempotency::IdempotencyLayer::new(Idempotency::new(database.pool_lazily()), |_| Some(Scope::global()));
     assert!(serde_json::to_value(global.policy()).unwrap().get("operation").is_none());

@@ -124,6 +124,63 @@ async fn t2_t3_t10_the_edges_of_the_window_and_of_the_future() {
 }
 
 #[tokio::test]
+async fn t2_t4_skew_and_margin_are_settings() {
+    for (skew, margin) in [(5_000, 0), (0, 10 * MINUTE)] {
+        for way in [Way::Uuid, Way::UuidPartitioned] {
+            let mut world = World::new(way).await;
+            let keys = way.keys(HOUR).future_skew(millis(skew)).margin(millis(margin));
+            let pool = Database::pool_with(world.clock.options(), 3).await;
+            let process = Idempotency::new(pool).time_bearing(keys).unwrap();
+            assert_eq!(world.ask(&process, START + skew, 1).await, Came::Executed, "{way:?} {skew}");
+            assert_eq!(world.ask(&process, START + skew + 1, 2).await, Came::Untimely(Untimely::FromFuture));
+            let end = START + skew + HOUR + margin;
+            world.clock.set(end - 1).await;
+            process.prune(10).await.unwrap();
+            assert_eq!(world.ask(&process, START + skew, 1).await, Came::Replayed, "{way:?} {margin}");
+            world.clock.set(end + 1).await;
+            process.prune(10).await.unwrap();
+            assert_eq!(world.ask(&process, START + skew, 1).await, Came::Untimely(Untimely::Expired));
+        }
+    }
+}
+
+/// T10: a reaper that races a duplicate never yields a second run. The clock jumps past window and margin while some ask
+/// and others prune.
+#[tokio::test(flavor = "multi_thread")]
+async fn t10_pruning_against_duplicates_never_yields_a_second_execution() {
+    for way in WAYS {
+        let mut world = World::new(way).await;
+        let process = world.process(HOUR).await;
+        let executed = std::sync::Arc::new(std::sync::Mutex::new(HashMap::<(i64, u32), u32>::new()));
+        for jump in 0..4 {
+            let born = START + jump * 2 * HOUR;
+            world.clock.set(born).await;
+            let mut asking = Vec::new();
+            for n in 0..60 {
+                // Of now, and of the jumps before.
+                let (process, executed) = (process.clone(), executed.clone());
+                let key = (born - i64::from(n % 3) * 2 * HOUR, n % 5);
+                asking.push(tokio::spawn(async move {
+                    if n % 6 == 0 {
+                        process.prune(1).await.unwrap();
+                    }
+                    if let Claim::Fresh(attempt) = process.claim(way.request(key.0, key.1)).await.unwrap() {
+                        attempt.complete(&StoredResponse::new(http::StatusCode::OK, "")).await.unwrap();
+                        *executed.lock().unwrap().entry(key).or_default() += 1;
+                    }
+                }));
+            }
+            world.clock.set(born + HOUR - 1).await;
+            for asked in asking {
+                asked.await.unwrap();
+            }
+        }
+        let executed = executed.lock().unwrap();
+        assert!(executed.len() >= 5 && executed.values().all(|times| *times == 1), "{way:?} {executed:?}");
+    }
+}
+
+#[tokio::test]
 async fn t3_t10_a_key_that_is_remembered_is_replayed_and_one_that_is_not_is_refused() {
     for way in WAYS {
         let mut world = World::new(way).await;
@@ -208,11 +265,14 @@ async fn t4_t5_no_key_is_executed_twice_without_any_limit_in_time() {
         let mut random = Random(seed * 7_919);
         let mut now = START;
         let mut windows = vec![HOUR];
-        let mut process = world.process(HOUR).await;
-        assert_eq!(world.ask(&process, START, 0).await, Came::Executed);
+        // Two at a time, and not always of one mind.
+        let mut processes = [world.process(HOUR).await, world.process(HOUR).await];
+        assert_eq!(world.ask(&processes[0], START, 0).await, Came::Executed);
         let mut executed: HashMap<(i64, u32), u32> = HashMap::new();
         let mut asked: Vec<(i64, u32)> = Vec::new();
         for n in 1..600 {
+            let which = random.below(2) as usize;
+            let process = processes[which].clone();
             match random.below(24) {
                 // Time passes: mostly a little, sometimes more than any window.
                 0..4 => now += i64::from(random.below(20)) * MINUTE,
@@ -226,7 +286,7 @@ async fn t4_t5_no_key_is_executed_twice_without_any_limit_in_time() {
                 8 if random.below(2) == 0 => {
                     let window = i64::from(10 + random.below(110)) * MINUTE;
                     windows.push(window);
-                    process = world.process(window).await;
+                    processes[which] = world.process(window).await;
                 }
                 // An attempt that comes to nothing.
                 9 => {
@@ -412,7 +472,7 @@ async fn t5_a_change_of_tables_refuses_the_keys_of_before_in_either_direction() 
             world.way = ways[1];
             let after = world.process(48 * HOUR).await;
             assert_eq!(world.ask(&after, START, 1).await, Came::Untimely(Untimely::Expired), "{ways:?} {forgotten}");
-            now += 2 * MINUTE;
+            now += 2 * MINUTE + 1;
             world.clock.set(now).await;
             assert_eq!(world.ask(&after, now, 2).await, Came::Executed, "{ways:?} {forgotten}");
         }
@@ -673,6 +733,11 @@ async fn a_key_is_looked_up_in_the_table_it_is_in() {
             (201, Some(moment(START + HOUR + MINUTE))),
             "{way:?}"
         );
+        if way != Way::FirstSent {
+            let other = IdempotencyKey::new(request.key().as_str().to_uppercase()).unwrap();
+            let same = process.lookup(request.scope(), request.operation(), &other).await.unwrap();
+            assert_eq!(same, Some(found), "{way:?} as the layer would have spelled it");
+        }
     }
 }
 
@@ -847,6 +912,8 @@ async fn r60_a_window_within_the_wait_of_a_duplicate_is_refused_at_construction(
     let long = idempotency.clone().retention(Retention::new(seconds(6)).unwrap()).unwrap();
     refused(long.clone().concurrency(Concurrency::Wait { timeout: seconds(6) }));
     assert!(idempotency.concurrency(Concurrency::Reject).unwrap().retention(short).is_ok());
+    let brief = Retention::new(seconds(5)).unwrap().refuse_forever();
+    refused(long.clone().retention(brief));
     let layer = layer(long);
     let refused = |result: Result<_, InvalidRetention>| match result {
         Err(error @ InvalidRetention::WithinWait { .. }) => error.to_string(),
