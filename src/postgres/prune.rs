@@ -7,84 +7,69 @@ use sqlx::{PgPool, Postgres, Row as _, postgres::PgArguments, query::Query};
 use super::{Prepared, error::before_commit, partitions, place::Statements, row::micros, transaction::Transaction};
 use crate::{Error, Pruned, Scope};
 
-/// Rows that somebody else is pruning, or taking over, are left to him. Materialized, here and below: otherwise
-/// PostgreSQL may choose to look for the batch again and again, and lock more than was asked for.
+/// Rows that somebody else is pruning, or taking over, are left to him.
+///
+/// By their place in the table (`ctid`), which the lock keeps them at: to find a batch by its keys leaves PostgreSQL the
+/// choice of how to join, and on a table that has just been emptied and filled again it was seen to compare every row with
+/// every row of the batch.
 ///
 /// From `$2` on, which is where the last batch ended: what it deleted stays in the index until a vacuum, and would have to
 /// be passed over again each time.
 const PRUNE: &str = "\
-with due as materialized (
-  select scope, operation, key
-    from idempotency.keys
-   where expires_at <= now() and expires_at >= 'epoch'::timestamptz + $2 * interval '1 microsecond'
-   order by expires_at
-   limit $1
-     for update skip locked
-), pruned as (
+with pruned as (
   delete from idempotency.keys
-   using due
-   where keys.scope = due.scope and keys.operation = due.operation and keys.key = due.key
-  returning keys.expires_at
+   where ctid = any (array(
+     select ctid
+       from idempotency.keys
+      where expires_at <= now() and expires_at >= 'epoch'::timestamptz + $2 * interval '1 microsecond'
+      order by expires_at
+      limit $1
+        for update skip locked
+   ))
+  returning expires_at
 )
 select count(*) as rows, max(expires_at) as last from pruned
 ";
 
-macro_rules! fade {
-    ($table:literal, $born:literal, $same:literal) => {
-        concat!(
-            "with due as materialized (
-               select scope, operation, key",
-            $born,
-            "
-                 from idempotency.",
-            $table,
-            "
-                where replay_until <= now()
-                order by replay_until
-                limit $1
-                  for update skip locked
-             )
-             update idempotency.",
-            $table,
-            " present
-                set header_names = null, header_values = null, body = null, replay_until = null
-               from due
-              where present.scope = due.scope and present.operation = due.operation and present.key = due.key",
-            $same
-        )
-    };
-}
+/// Drops answers that are not replayed any more; what is left is a tombstone. In the partitioned table a place says nothing
+/// without its partition, so there it goes by keys, chosen once.
+const FADE: Statements = [
+    "update idempotency.keys
+        set header_names = null, header_values = null, body = null, replay_until = null
+      where ctid = any (array(
+        select ctid
+          from idempotency.keys
+         where replay_until <= now()
+         order by replay_until
+         limit $1
+           for update skip locked
+      ))",
+    "with due as materialized (
+       select scope, operation, key, born_at
+         from idempotency.timed_keys
+        where replay_until <= now()
+        order by replay_until
+        limit $1
+          for update skip locked
+     )
+     update idempotency.timed_keys present
+        set header_names = null, header_values = null, body = null, replay_until = null
+       from due
+      where present.scope = due.scope and present.operation = due.operation and present.key = due.key
+        and present.born_at = due.born_at",
+];
 
-/// Drops answers that are not replayed any more; what is left is a tombstone.
-const FADE: Statements =
-    [fade!("keys", "", ""), fade!("timed_keys", ", born_at", " and present.born_at = due.born_at")];
-
-macro_rules! forget {
-    ($table:literal, $born:literal, $same:literal) => {
-        concat!(
-            "with due as materialized (
-               select scope, operation, key",
-            $born,
-            "
-                 from idempotency.",
-            $table,
-            "
-                where scope = $2
-                limit $1
-                  for update
-             )
-             delete from idempotency.",
-            $table,
-            " present
-              using due
-              where present.scope = due.scope and present.operation = due.operation and present.key = due.key",
-            $same
-        )
-    };
-}
-
-const FORGET: Statements =
-    [forget!("keys", "", ""), forget!("timed_keys", ", born_at", " and present.born_at = due.born_at")];
+const FORGET: Statements = [
+    "delete from idempotency.keys
+      where ctid = any (array(select ctid from idempotency.keys where scope = $2 limit $1 for update))",
+    "with due as materialized (
+       select scope, operation, key, born_at from idempotency.timed_keys where scope = $2 limit $1 for update
+     )
+     delete from idempotency.timed_keys present
+      using due
+      where present.scope = due.scope and present.operation = due.operation and present.key = due.key
+        and present.born_at = due.born_at",
+];
 
 /// Deletes so many expired rows at most, and drops so many answers in each table that there is. `from` is where to begin;
 /// afterwards it is where the next batch should.
@@ -131,7 +116,7 @@ pub(crate) async fn forget(pool: &PgPool, scope: &Scope, limit: u32, prepared: P
 }
 
 /// Inside a transaction, so that a pooler keeps the statement's messages together. Planned anew each time: a plan that has
-/// to do for any limit would read the whole table.
+/// to do for any limit may read the whole table.
 async fn batch(pool: &PgPool, statement: Query<'_, Postgres, PgArguments>) -> Result<u64, Error> {
     let mut transaction = Transaction::own(pool).await?;
     let done = statement.persistent(false).execute(transaction.connection()).await.map_err(before_commit)?;
