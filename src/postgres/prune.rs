@@ -59,15 +59,20 @@ const FADE: Statements = [
         and present.born_at = due.born_at",
 ];
 
+/// Waits for those who are at a row, who may give it another place meanwhile: so by keys.
 const FORGET: Statements = [
-    "delete from idempotency.keys
-      where ctid = any (array(select ctid from idempotency.keys where scope = $2 limit $1 for update))",
     "with due as materialized (
-       select scope, operation, key, born_at from idempotency.timed_keys where scope = $2 limit $1 for update
+       select operation, key from idempotency.keys where scope = $2 limit $1 for update
+     )
+     delete from idempotency.keys present
+      using due
+      where present.scope = $2 and present.operation = due.operation and present.key = due.key",
+    "with due as materialized (
+       select operation, key, born_at from idempotency.timed_keys where scope = $2 limit $1 for update
      )
      delete from idempotency.timed_keys present
       using due
-      where present.scope = due.scope and present.operation = due.operation and present.key = due.key
+      where present.scope = $2 and present.operation = due.operation and present.key = due.key
         and present.born_at = due.born_at",
 ];
 
