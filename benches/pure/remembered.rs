@@ -23,7 +23,7 @@ pub(crate) fn replays(runtime: &Runtime, criterion: &mut Criterion) -> Result<()
     let mut group = criterion.benchmark_group("replay from memory");
     for bytes in [100, 100 << 10] {
         let layer = IdempotencyLayer::new(idempotency.clone(), |_| Some(Scope::global())).operation("remembered");
-        let body = || async move { (StatusCode::CREATED, vec![b'x'; bytes]) };
+        let body = move || async move { (StatusCode::CREATED, vec![b'x'; bytes]) };
         let constant = Router::new().route("/", post(body));
         let layered = Router::new().route(
             "/",

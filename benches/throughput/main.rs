@@ -52,7 +52,7 @@ const SHORT: Pace = Pace {
 };
 
 const FULL: Pace = Pace {
-    rounds: 9,
+    rounds: 5,
     slot: Duration::from_secs(1),
     warm_up: Duration::from_millis(500),
     duplicates: 1_000,

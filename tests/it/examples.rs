@@ -159,8 +159,29 @@ fn ledger_options_are_read_or_refused_with_a_reason() {
         "--concurrency wait:x",
         "--nonsense 1",
         "--listen nowhere",
+        "--keys uuid-v4:60",
+        "--keys ulid:0",
+        "--keys ulid",
     ] {
         assert!(read(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn ledger_short_windows_shorten_the_wait_and_keys_may_bear_a_time() {
+    let database = Database::fresh().await;
+    let settings = |line: &str| ledger::Settings::read(line.split_whitespace().map(str::to_owned)).unwrap();
+    for line in [
+        "--retention 1",
+        "--retention 2 --concurrency wait:60",
+        "--keys ulid:2",
+        "--keys uuid-v7:60 --partitioned",
+        "--keys first-sent:60",
+    ] {
+        assert!(settings(line).idempotency(database.pool_lazily()).is_ok(), "{line}");
+    }
+    for line in ["--partitioned", "--keys first-sent:60 --partitioned"] {
+        assert!(settings(line).idempotency(database.pool_lazily()).is_err(), "{line}");
     }
 }
 

@@ -46,8 +46,8 @@ pub(super) async fn handler(
 
 /// Status, header names, header values and body.
 fn answer(reply: &Reply) -> [String; 4] {
-    let names: Vec<_> = reply.headers.keys().map(|name| text(name.as_str())).collect();
-    let values: Vec<_> = reply.headers.values().map(|value| bytea(value.as_bytes())).collect();
+    let names: Vec<_> = reply.headers.iter().map(|(name, _)| text(name.as_str())).collect();
+    let values: Vec<_> = reply.headers.iter().map(|(_, value)| bytea(value.as_bytes())).collect();
     [
         format!("{}::smallint", reply.status.as_u16()),
         format!("array[{}]::text[]", names.join(",")),
