@@ -291,7 +291,7 @@ async fn ask(
         .bind(request.scope().as_stored())
         .bind(request.operation().as_str())
         .bind(request.key().as_str())
-        .bind(request.fingerprint().to_stored().to_vec())
+        .bind(request.fingerprint().to_stored())
         .bind(terms.retention.keep_micros())
         .bind(terms.retention.replay_micros())
         .bind(answer.as_ref().map(|columns| columns.status))
