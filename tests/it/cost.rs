@@ -86,3 +86,27 @@ async fn an_answer_in_memory_is_not_replayed_beyond_the_age_nor_unless_it_was_co
     assert_eq!(reply(&app_with(failing.clone(), answering(500)), post("/things").key("b")).await.status, 500);
     assert!(!reply(&app_with(failing, create), post("/things").key("b")).await.replayed());
 }
+
+#[tokio::test]
+async fn a_method_that_is_not_listed_passes_through_without_an_allocation() {
+    use axum::{body::Body, http::Request, response::Response};
+    use tower::{Layer as _, Service as _};
+
+    let database = Database::fresh().await;
+    let bare = tower::service_fn(|_: Request<Body>| {
+        std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())))
+    });
+    let mut layered = layer(Idempotency::new(database.pool_lazily())).layer(bare);
+    let mut allocations = |method: &str| {
+        let request = Request::builder().method(method).uri("/things").body(Body::empty()).unwrap();
+        let mut answered = false;
+        let counted = allocation_counter::measure(|| {
+            let answering = std::pin::pin!(layered.call(request));
+            answered = answering.poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready();
+        });
+        assert!(answered, "{method} has nothing to wait for");
+        counted.count_total
+    };
+    assert_eq!((allocations("GET"), allocations("DELETE")), (0, 0));
+    assert!(allocations("POST") > 0, "a refusal is counted");
+}
