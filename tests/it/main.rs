@@ -26,6 +26,7 @@ mod properties;
 mod replay;
 mod rollback;
 mod scope;
+mod stand_ins;
 mod tidy;
 mod timed;
 mod tx;

@@ -4,12 +4,13 @@ mod clock;
 mod database;
 mod http;
 mod proxy;
+mod wire;
 
 pub use self::{
     clock::{Clock, START, moment},
     database::Database,
     http::{Ask, Gate, Reply, get, post, reply, serve},
-    proxy::{Cut, proxy},
+    proxy::{Cut, Silence, proxy, silent_proxy},
 };
 
 use std::sync::{
