@@ -51,7 +51,7 @@ async fn main() -> Result<()> {
     }
     let (live, expired, turnover) =
         if full { (10_000_000, 1_000_000, 1_000_000) } else { (1_000_000, 200_000, 200_000) };
-    let server = Server::start(&Options { durable: true })?;
+    let server = Server::start(&Options { durable: true, ..Options::default() })?;
 
     if "sizes".contains(&only) {
         println!("bytes for each key, of {expired} (200 bytes of body, two header fields, a UUID)");

@@ -38,7 +38,7 @@ pub(crate) struct Databases {
 
 impl Databases {
     pub(crate) async fn start() -> Result<Self, Box<dyn Error>> {
-        let running = Server::start(&Options { durable: true })?;
+        let running = Server::start(&Options { durable: true, ..Options::default() })?;
         let server: PgConnectOptions = running.url("postgres").parse()?;
         let mut connection = server.connect().await?;
         for setting in ["fsync", "synchronous_commit", "full_page_writes"] {

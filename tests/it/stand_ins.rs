@@ -1,6 +1,8 @@
 //! What stands between a test and its server behaves as the real thing would.
 
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection, postgres::PgConnectOptions};
+use throwaway_postgres::{Options, Server};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::support::{Database, Silence, silent_proxy};
 
@@ -51,4 +53,58 @@ async fn severed_connections_are_closed_at_both_ends_and_new_ones_are_not() {
     assert!(!answers(&mut other).await);
     database.until_alone().await;
     assert!(answers(&mut options.connect().await.unwrap()).await);
+}
+
+#[tokio::test]
+async fn a_standby_reads_and_refuses_to_write() {
+    let server = Server::start(&Options { standby: true, ..Options::default() }).unwrap();
+    let mut connection = connected(&server).await;
+    let recovering: bool = sqlx::query_scalar("select pg_is_in_recovery()").fetch_one(&mut connection).await.unwrap();
+    assert!(recovering);
+    let refused = connection.execute("BEGIN READ WRITE").await.unwrap_err();
+    // feature_not_supported: "cannot set transaction read-write mode during recovery"
+    assert_eq!(refused.as_database_error().unwrap().code().unwrap(), "0A000");
+    let refused = connection.execute("create table written ()").await.unwrap_err();
+    assert_eq!(refused.as_database_error().unwrap().code().unwrap(), "25006");
+}
+
+#[tokio::test]
+async fn a_server_takes_no_more_connections_than_it_is_told() {
+    let server = Server::start(&Options { max_connections: Some(2), ..Options::default() }).unwrap();
+    let _two = (connected(&server).await, connected(&server).await);
+    let options: PgConnectOptions = server.url("postgres").parse().unwrap();
+    let refused = options.connect().await.unwrap_err();
+    assert_eq!(refused.as_database_error().unwrap().code().unwrap(), "53300");
+}
+
+#[tokio::test]
+async fn a_restarted_server_has_lost_its_clients_and_kept_its_data_its_address_and_its_log() {
+    let mut server = Server::start(&Options::default()).unwrap();
+    let mut before = connected(&server).await;
+    before.execute("create table kept ()").await.unwrap();
+    for _ in 0..2 {
+        server.restart().unwrap();
+        assert!(!answers(&mut before).await);
+        before = connected(&server).await;
+        before.execute("select from kept").await.unwrap();
+    }
+    assert_eq!(server.log().matches("database system is ready to accept connections").count(), 3);
+}
+
+#[tokio::test]
+async fn a_server_with_tls_says_so_by_tcp_before_and_after_a_restart() {
+    let mut server = Server::start(&Options { tls: true, ..Options::default() }).unwrap();
+    for _ in 0..2 {
+        connected(&server).await;
+        let options: PgConnectOptions = server.tcp_url("postgres").parse().unwrap();
+        let mut stream = tokio::net::TcpStream::connect((options.get_host(), options.get_port())).await.unwrap();
+        // SSLRequest
+        stream.write_all(&[0, 0, 0, 8, 4, 210, 22, 47]).await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'S');
+        server.restart().unwrap();
+    }
+}
+
+async fn connected(server: &Server) -> PgConnection {
+    server.url("postgres").parse::<PgConnectOptions>().unwrap().connect().await.unwrap()
 }
