@@ -4,7 +4,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Executor as _, PgConnection, po
 use throwaway_postgres::{Options, Server};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::{Database, Silence, silent_proxy};
+use crate::support::{Database, Silence, all, pooler, settle, silent_proxy};
 
 async fn answers(connection: &mut PgConnection) -> bool {
     connection.execute("select 1").await.is_ok()
@@ -53,6 +53,78 @@ async fn severed_connections_are_closed_at_both_ends_and_new_ones_are_not() {
     assert!(!answers(&mut other).await);
     database.until_alone().await;
     assert!(answers(&mut options.connect().await.unwrap()).await);
+}
+
+#[tokio::test]
+async fn behind_a_pooler_a_parameter_of_the_session_is_refused() {
+    let database = Database::fresh().await;
+    let options = pooler(database.options(), 1).await;
+    let refused = options.options([("search_path", "public")]).connect().await.unwrap_err();
+    let refused = refused.as_database_error().unwrap();
+    assert_eq!(
+        (refused.code().unwrap(), refused.message()),
+        ("08P01".into(), "unsupported startup parameter: options")
+    );
+}
+
+#[tokio::test]
+async fn behind_a_pooler_named_statements_of_two_clients_collide_and_unnamed_ones_do_not() {
+    let database = Database::fresh().await;
+    let options = pooler(database.options(), 1).await;
+    let (mut one, mut other) = (options.connect().await.unwrap(), options.connect().await.unwrap());
+    let named = || sqlx::query_scalar::<_, i32>("select $1::int + 1").bind(1);
+    assert_eq!(named().fetch_one(&mut one).await.unwrap(), 2);
+    let refused = named().fetch_one(&mut other).await.unwrap_err();
+    // duplicate_prepared_statement
+    assert_eq!(refused.as_database_error().unwrap().code().unwrap(), "42P05");
+    for _ in 0..2 {
+        assert_eq!(named().persistent(false).fetch_one(&mut one).await.unwrap(), 2);
+        assert_eq!(named().persistent(false).fetch_one(&mut other).await.unwrap(), 2);
+    }
+}
+
+#[tokio::test]
+async fn behind_a_pooler_a_transaction_keeps_others_waiting_and_is_rolled_back_with_its_client() {
+    let database = Database::fresh().await;
+    let options = pooler(database.options(), 1).await;
+    let (mut one, mut other) = (options.connect().await.unwrap(), options.connect().await.unwrap());
+    let before = backend(&mut one).await;
+    assert_eq!(backend(&mut other).await, before);
+    one.execute("BEGIN").await.unwrap();
+    one.execute("insert into effect (note) values ('lost')").await.unwrap();
+    let waiting = tokio::spawn(async move { backend(&mut other).await });
+    assert_eq!(backend(&mut one).await, before);
+    settle().await;
+    assert!(!waiting.is_finished());
+    drop(one);
+    assert_ne!(waiting.await.unwrap(), before);
+    assert_eq!(database.effects().await, 0);
+}
+
+#[tokio::test]
+async fn behind_a_pooler_many_clients_share_few_connections() {
+    let database = Database::fresh().await;
+    let options = pooler(database.options(), 2).await;
+    let clients = (0..20).map(|_| {
+        let options = options.clone();
+        async move {
+            let mut connection = options.connect().await.unwrap();
+            let mut transaction = connection.begin().await.unwrap();
+            let insert = sqlx::query("insert into effect (note) values ($1)").bind("x".repeat(100_000));
+            insert.persistent(false).execute(&mut *transaction).await.unwrap();
+            let backend = backend(&mut transaction).await;
+            transaction.commit().await.unwrap();
+            backend
+        }
+    });
+    let backends: std::collections::HashSet<i32> = all(clients).await.into_iter().collect();
+    assert!(backends.len() <= 2, "{backends:?}");
+    assert_eq!(database.effects().await, 20);
+}
+
+async fn backend(connection: &mut PgConnection) -> i32 {
+    let backend = sqlx::query_scalar("select pg_backend_pid()").persistent(false);
+    backend.fetch_one(connection).await.unwrap()
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod clock;
 mod database;
 mod http;
+mod pooler;
 mod proxy;
 mod wire;
 
@@ -10,6 +11,7 @@ pub use self::{
     clock::{Clock, START, moment},
     database::Database,
     http::{Ask, Gate, Reply, get, post, reply, serve},
+    pooler::pooler,
     proxy::{Cut, Silence, proxy, silent_proxy},
 };
 

@@ -1,4 +1,4 @@
-//! Where messages of PostgreSQL's protocol begin and end.
+//! The frames of PostgreSQL's protocol.
 
 /// The length of a typed message, head included, once so much of it is there that one can tell.
 pub fn message(bytes: &[u8]) -> Option<usize> {
@@ -19,10 +19,37 @@ pub fn is_whole(mut bytes: &[u8], length: impl Fn(&[u8]) -> Option<usize>) -> bo
     true
 }
 
-/// Does a first message begin a session? Otherwise it asks for encryption, and another first one follows, or it
-/// cancels something.
+/// Does a first message begin a session?
 pub fn is_startup(first: &[u8]) -> bool {
     first.get(4..8) == Some(&[0, 3, 0, 0])
+}
+
+/// Is it an SSLRequest or a GSSENCRequest, after the answer to which comes another first message?
+pub fn asks_for_encryption(first: &[u8]) -> bool {
+    matches!(first.get(4..8), Some([4, 210, 22, 47 | 48]))
+}
+
+/// The names of a startup message's parameters.
+pub fn parameters(startup: &[u8]) -> impl Iterator<Item = &[u8]> {
+    startup.get(8..).unwrap_or_default().split(|byte| *byte == 0).step_by(2).take_while(|name| !name.is_empty())
+}
+
+/// A message that begins a session.
+pub fn startup<'a>(parameters: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<u8> {
+    let mut body = vec![0, 3, 0, 0];
+    for (name, value) in parameters {
+        body.extend(format!("{name}\0{value}\0").bytes());
+    }
+    body.push(0);
+    [&*head(&body), &body].concat()
+}
+
+pub fn typed(kind: u8, body: &[u8]) -> Vec<u8> {
+    [&[kind], &*head(body), body].concat()
+}
+
+fn head(body: &[u8]) -> Vec<u8> {
+    u32::try_from(4 + body.len()).unwrap().to_be_bytes().to_vec()
 }
 
 fn length(bytes: &[u8]) -> usize {
