@@ -36,8 +36,11 @@ while read -r line; do
     wait "$server"
     start "$@"
 done
-kill -QUIT "$server"
+# A server that has only just begun does not hear the signal yet.
+while kill -QUIT "$server"; do sleep 0.1; done &
+again=$!
 wait "$server"
+kill -KILL "$again"
 rm -rf "$home"
 "#;
 
