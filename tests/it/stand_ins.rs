@@ -83,6 +83,45 @@ async fn behind_a_pooler_named_statements_of_two_clients_collide_and_unnamed_one
     }
 }
 
+/// sqlx prepares an unnamed statement and executes it in two steps: outside a transaction another client's may come
+/// between them, and is executed in its place.
+#[tokio::test]
+async fn behind_a_pooler_an_unnamed_statement_is_only_safe_within_a_transaction() {
+    async fn asked(connection: &mut PgConnection, question: &'static str) -> i32 {
+        sqlx::query_scalar(question).persistent(false).fetch_one(connection).await.unwrap()
+    }
+    let database = Database::fresh().await;
+    let options = pooler(database.options(), 1).await;
+    let (mut one, mut other) = (options.connect().await.unwrap(), options.connect().await.unwrap());
+    let mut confused = false;
+    for _ in 0..1_000 {
+        confused |= tokio::join!(asked(&mut one, "select 1"), asked(&mut other, "select 2")) != (1, 2);
+        if confused {
+            break;
+        }
+    }
+    assert!(confused);
+    for _ in 0..20 {
+        let within = async |connection: &mut PgConnection, question| {
+            let mut transaction = connection.begin().await.unwrap();
+            let answer = asked(&mut transaction, question).await;
+            transaction.commit().await.unwrap();
+            answer
+        };
+        assert_eq!(tokio::join!(within(&mut one, "select 1"), within(&mut other, "select 2")), (1, 2));
+    }
+}
+
+#[tokio::test]
+async fn behind_a_pooler_clients_outlast_a_restart_of_the_server() {
+    let mut server = Server::start(&Options::default()).unwrap();
+    let options = pooler(server.url("postgres").parse().unwrap(), 1).await;
+    let mut connection = options.connect().await.unwrap();
+    let before = backend(&mut connection).await;
+    server.restart().unwrap();
+    assert_ne!(backend(&mut connection).await, before);
+}
+
 #[tokio::test]
 async fn behind_a_pooler_a_transaction_keeps_others_waiting_and_is_rolled_back_with_its_client() {
     let database = Database::fresh().await;
