@@ -134,7 +134,7 @@ fn request(number: u64) -> IdempotentRequest {
 
 /// Closed-loop clients until `stop`, each first call with one INSERT of its own; their latencies.
 async fn clients(pool: &PgPool, numbers: &Arc<AtomicU64>, stop: &Arc<AtomicBool>) -> Result<Vec<Duration>> {
-    let idempotency = Idempotency::new(pool.clone());
+    let idempotency = Idempotency::new(&pool);
     let mut running = Vec::new();
     for _ in 0..CLIENTS {
         let (idempotency, numbers, stop) = (idempotency.clone(), numbers.clone(), stop.clone());
@@ -211,7 +211,7 @@ async fn throughput(server: &Server, live: i64) -> Result<()> {
     summary("first calls with / without live keys", ratios);
     let stats = {
         let began = Instant::now();
-        let stats = Idempotency::new(large.clone()).stats().await?;
+        let stats = Idempotency::new(&large).stats().await?;
         println!(
             "stats() in {:.1?}: {} live by a look at {:.4} of the table",
             began.elapsed(),
@@ -229,7 +229,7 @@ async fn throughput(server: &Server, live: i64) -> Result<()> {
 async fn pruning(server: &Server, expired: i64) -> Result<()> {
     let pool = database(server, "pruning").await?;
     let numbers = Arc::new(AtomicU64::new(1));
-    let idempotency = Idempotency::new(PgPool::connect(&server.url("pruning")).await?);
+    let idempotency = Idempotency::new(&PgPool::connect(&server.url("pruning")).await?);
     let mut ratios = Vec::new();
     for round in 0..3 {
         fill(&pool, 1, expired / 3, -1).await?;
@@ -268,7 +268,7 @@ async fn pruning(server: &Server, expired: i64) -> Result<()> {
 
 async fn turnovers(server: &Server, count: i64) -> Result<()> {
     let pool = database(server, "turnovers").await?;
-    let idempotency = Idempotency::new(pool.clone());
+    let idempotency = Idempotency::new(&pool);
     let mut first = None;
     for turn in 0..=10 {
         // All come, expire and are pruned.
@@ -299,7 +299,7 @@ async fn turnovers(server: &Server, count: i64) -> Result<()> {
 async fn partition(server: &Server, count: i64) -> Result<()> {
     let pool = database(server, "partitions").await?;
     let hour = Duration::from_secs(3_600);
-    let idempotency = Idempotency::new(pool.clone()).time_bearing(TimeBearing::uuid_v7(hour)?.partitioned()?)?;
+    let idempotency = Idempotency::new(&pool).time_bearing(TimeBearing::uuid_v7(hour)?.partitioned()?);
     let millis = std::time::UNIX_EPOCH.elapsed()?.as_millis();
     let key = IdempotencyKey::new(format!("{:08x}-{:04x}-7000-8000-000000000001", millis >> 16, millis & 0xffff))?;
     let request = IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of([""]));

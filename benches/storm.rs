@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let url = throwaway_postgres::database_url()?;
     let pool = PgPoolOptions::new().max_connections(CONNECTIONS).min_connections(CONNECTIONS).connect(&url).await?;
     axum_idempotency::migrate(&pool).await?;
-    let idempotency = Idempotency::new(pool.clone());
+    let idempotency = Idempotency::new(&pool);
     let apps = [app(&pool, &idempotency), app(&pool, &idempotency)];
     let run = std::process::id();
 

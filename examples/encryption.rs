@@ -71,7 +71,7 @@ pub(crate) fn app(idempotency: Idempotency, keys: Keyring) -> Router {
 async fn main() -> Result<(), Box<dyn Error>> {
     let pool = PgPoolOptions::new().connect(&throwaway_postgres::database_url()?).await?;
     axum_idempotency::migrate(&pool).await?;
-    let idempotency = Idempotency::new(pool);
+    let idempotency = Idempotency::new(&pool);
     if std::env::args().any(|argument| argument == "--check") {
         return check(idempotency).await;
     }

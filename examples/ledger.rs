@@ -388,12 +388,12 @@ impl Settings {
             (Concurrency::Wait { timeout }, Some(window)) => Concurrency::Wait { timeout: timeout.min(window / 2) },
             (concurrency, _) => concurrency,
         };
-        let idempotency = Idempotency::new(pool).concurrency(concurrency)?.retention(self.retention)?;
+        let idempotency = Idempotency::new(&pool).concurrency(concurrency).retention(self.retention);
         Ok(match self.keys {
             None if self.partitioned => return Err("--partitioned needs --keys".into()),
             None => idempotency,
-            Some(keys) if self.partitioned => idempotency.time_bearing(keys.partitioned()?)?,
-            Some(keys) => idempotency.time_bearing(keys)?,
+            Some(keys) if self.partitioned => idempotency.time_bearing(keys.partitioned()?),
+            Some(keys) => idempotency.time_bearing(keys),
         })
     }
 }

@@ -24,7 +24,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 /// One route: charge an account.
 pub(crate) fn app(pool: PgPool) -> Router {
-    let idempotent = IdempotencyLayer::new(Idempotency::new(pool), owner);
+    let idempotent = IdempotencyLayer::new(Idempotency::new(&pool), owner);
     Router::new()
         .route("/charges", post(charge).layer(idempotent.operation("charge.create")))
         .layer(CatchPanicLayer::new())

@@ -61,7 +61,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     prepare(&pool).await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    let idempotency = Idempotency::new(pool);
+    let idempotency = Idempotency::new(&pool);
 
     if std::env::args().any(|argument| argument == "--check") {
         return check(listener, idempotency, &url).await;

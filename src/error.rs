@@ -1,4 +1,4 @@
-use std::{error::Error as StdError, fmt};
+use std::{error::Error as StdError, fmt, time::Duration};
 
 use crate::Untimely;
 
@@ -12,19 +12,32 @@ use crate::Untimely;
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Cause>,
+    connection: Connection,
+}
+
+/// What an error says about the connection on which it happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Connection {
+    /// It can serve the next request.
+    Fit,
+    /// It cannot, or nobody knows: it has to be closed. The server is done with its last statement.
+    Unfit,
+    /// It has to be closed, and the server may still be busy with its last statement.
+    Busy,
 }
 
 /// The kinds of [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The database cannot be reached, or the pool has no connection to spare. Nothing was executed.
+    /// The database cannot be reached, does not answer in time, refuses the connection, or the pool has none to spare.
+    /// Nothing was executed. The [`source`](StdError::source) says which of these it was.
     StoreUnavailable,
     /// The tables are missing or older than this release: run [`migrate`](crate::migrate).
     NotMigrated,
-    /// The connection broke while the commit was under way, so it may have happened. The same request again finds
-    /// out: it gets the stored answer, or executes.
+    /// The connection broke, or the database did not answer in time, while the commit was under way, so it may have
+    /// happened. The same request again finds out: it gets the stored answer, or executes.
     OutcomeUnknown,
     /// PostgreSQL gave this transaction up for another one (serialization failure or deadlock).
     Conflict,
@@ -60,6 +73,8 @@ pub enum ErrorKind {
     Unanswered,
     /// A row of the table does not hold what this crate writes.
     CorruptRow,
+    /// One of the request's [`LocalSettings`](crate::LocalSettings) has a name or a value that PostgreSQL does not take.
+    InvalidSetting,
     /// PostgreSQL answered a statement of ours with an error that none of the above covers.
     Database,
 }
@@ -73,11 +88,51 @@ pub(crate) enum Ended {
     #[error("it ran ROLLBACK: what it wrote after that is durable")]
     RolledBack,
     #[cfg(feature = "axum")]
-    #[error("it ran COMMIT or ROLLBACK: what it wrote in between is durable")]
+    #[error("it ended its transaction: what it committed itself is durable")]
     Either,
     #[error("it left a savepoint open: everything was rolled back")]
     Savepoint,
+    #[error("it ended its transaction, and the session refused what it wrote after that: nothing was kept")]
+    Refused,
+    #[error("it made its transaction read-only: everything was rolled back")]
+    ReadOnly,
 }
+
+/// Why the database could not serve: the source of [`StoreUnavailable`](ErrorKind::StoreUnavailable) and
+/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown), where PostgreSQL or the pool does not say it well enough.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unavailable {
+    #[error("the database did not answer a statement within {0:?}")]
+    NoAnswer(Duration),
+    #[error("all {connections} connections of the engine were in use, and none came free within {within:?}")]
+    InUse { connections: u32, within: Duration },
+    #[error(
+        "the server has no connection to spare: the application's pool of {application} and the engine's own pool of \
+         {own} may together need more than its max_connections allows; make one of them smaller \
+         (Idempotency::max_connections), or share one pool (Idempotency::sharing)"
+    )]
+    Full { application: u32, own: u32, source: Cause },
+    #[error("the server takes no connections: it is down, starting up or shutting down")]
+    Down(#[source] Cause),
+    #[error("the server only reads, as a standby does")]
+    ReadOnly(#[source] Cause),
+    #[error(
+        "the server, or a pooler before it, refuses the settings with which the engine's own pool connects; behind a \
+         pooler that works by transactions call Idempotency::transaction_pooler, and where the server does not know \
+         client_connection_check_interval, switch it off"
+    )]
+    Parameters(#[source] Cause),
+    #[error("the application has closed its pool")]
+    Closed,
+    #[error("a statement waited too long, for a lock that is not another execution of this request")]
+    Locked,
+    #[error("the connection could not serve on, and was closed")]
+    Unfit,
+    #[error("there is no Tokio runtime")]
+    NoRuntime,
+}
+
+type Cause = Box<dyn StdError + Send + Sync>;
 
 impl Error {
     pub(crate) fn ended(how: Ended) -> Self {
@@ -91,11 +146,35 @@ impl Error {
     }
 
     pub(crate) fn new(kind: ErrorKind) -> Self {
-        Self { kind, source: None }
+        Self { kind, source: None, connection: Connection::Fit }
     }
 
-    pub(crate) fn with_source(kind: ErrorKind, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self { kind, source: Some(source.into()) }
+    pub(crate) fn with_source(kind: ErrorKind, source: impl Into<Cause>) -> Self {
+        Self { kind, source: Some(source.into()), connection: Connection::Fit }
+    }
+
+    /// The database could not serve, for this reason.
+    pub(crate) fn unavailable(why: Unavailable) -> Self {
+        Self::with_source(ErrorKind::StoreUnavailable, why)
+    }
+
+    /// Did a statement give up waiting for a lock, or run out of its own time?
+    pub(crate) fn is_wait(&self) -> bool {
+        matches!(self.why_unavailable(), Some(Unavailable::Locked))
+    }
+
+    pub(crate) fn on(self, connection: Connection) -> Self {
+        Self { connection, ..self }
+    }
+
+    /// What it says about its connection.
+    pub(crate) fn connection(&self) -> Connection {
+        self.connection
+    }
+
+    /// Why the database could not serve, if that is known.
+    pub(crate) fn why_unavailable(&self) -> Option<&Unavailable> {
+        self.source.as_ref()?.downcast_ref()
     }
 
     /// What kind of failure this is.
@@ -132,7 +211,7 @@ impl fmt::Display for Error {
                 "a table of the schema idempotency is missing or outdated; run axum_idempotency::migrate(&pool) (for \
                  partitioned keys migrate_partitioned), or the files in migrations/, before serving requests"
             }
-            ErrorKind::OutcomeUnknown => "the connection broke during the commit; make the same request again to learn its outcome",
+            ErrorKind::OutcomeUnknown => "the commit was not acknowledged; make the same request again to learn its outcome",
             ErrorKind::Conflict => "the transaction lost against a concurrent one and was rolled back",
             ErrorKind::TransactionAborted => {
                 "a statement failed inside the transaction and the failure was not passed on; everything was rolled back"
@@ -154,6 +233,7 @@ impl fmt::Display for Error {
                 "the key was claimed in a transaction that was committed without an answer; it will not be executed again"
             }
             ErrorKind::CorruptRow => "a key's row does not hold a complete answer",
+            ErrorKind::InvalidSetting => "a local setting of the request has a name or a value that PostgreSQL does not take",
             ErrorKind::Database => "PostgreSQL answered with an unexpected error",
         })
     }

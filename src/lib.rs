@@ -51,6 +51,7 @@ mod bounded;
 mod error;
 mod fingerprint;
 mod key;
+mod local_settings;
 mod operation;
 mod request;
 mod response;
@@ -58,6 +59,7 @@ mod retention;
 mod scope;
 mod stats;
 mod time_bearing;
+mod unless;
 
 // Floor 2: the engine, on PostgreSQL. No HTTP server.
 mod engine;
@@ -77,6 +79,7 @@ pub use self::{
     error::{Error, ErrorKind},
     fingerprint::Fingerprint,
     key::{IdempotencyKey, InvalidKey},
+    local_settings::LocalSettings,
     operation::Operation,
     postgres::schema::{MIGRATOR, PARTITIONED_MIGRATOR, migrate, migrate_partitioned},
     request::IdempotentRequest,

@@ -2,7 +2,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::{Fingerprint, IdempotencyKey, Operation, Scope, bounded};
+use crate::{Fingerprint, IdempotencyKey, LocalSettings, Operation, Scope, bounded};
 
 /// One request under a key: whose it is, what it does, which intent it belongs to, and what exactly was asked.
 ///
@@ -27,13 +27,14 @@ pub struct IdempotentRequest {
     key: IdempotencyKey,
     fingerprint: Fingerprint,
     first_sent: Option<SystemTime>,
+    local_settings: LocalSettings,
 }
 
 impl IdempotentRequest {
     /// Puts the four together.
     #[must_use]
     pub fn new(scope: Scope, operation: Operation, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
-        Self { scope, operation, key, fingerprint, first_sent: None }
+        Self { scope, operation, key, fingerprint, first_sent: None, local_settings: LocalSettings::new() }
     }
 
     /// When the client first sent it, for [`TimeBearing::first_sent`](crate::TimeBearing::first_sent): to the second, and
@@ -42,6 +43,19 @@ impl IdempotentRequest {
     pub fn with_first_sent(self, at: SystemTime) -> Self {
         let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self { first_sent: UNIX_EPOCH.checked_add(Duration::from_secs(seconds)), ..self }
+    }
+
+    /// Settings of PostgreSQL for the transaction that executes it, from before the claim until it ends. Not for
+    /// [`claim_using`](crate::Idempotency::claim_using), whose transaction is the caller's.
+    ///
+    /// With such settings a replay takes three round trips even where the process has seen the key.
+    #[must_use]
+    pub fn with_local_settings(self, settings: LocalSettings) -> Self {
+        Self { local_settings: settings, ..self }
+    }
+
+    pub(crate) fn local_settings(&self) -> &LocalSettings {
+        &self.local_settings
     }
 
     /// Who owns the key.

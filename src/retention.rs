@@ -99,11 +99,18 @@ impl Retention {
         }
     }
 
-    /// The same, or the shortest that outlasts `least`, if the key would be forgotten sooner.
+    /// The same, or the shortest that outlasts `least`, where key or response would be forgotten sooner.
     pub(crate) fn outlasting(self, least: Duration) -> Self {
         match self.keep {
-            Some(keep) if keep <= least => Self { keep: Some(least + Duration::from_millis(1)), ..self },
-            _ => self,
+            Some(keep) if keep <= least => Self { replay: None, keep: Some(beyond(least)) },
+            keep => match self.replay {
+                // The key may be kept longer than the response; that has to be found by those who waited.
+                Some(replay) if replay <= least => {
+                    let replay = beyond(least);
+                    Self { replay: keep.is_none_or(|keep| replay < keep).then_some(replay), keep }
+                }
+                _ => self,
+            },
         }
     }
 
@@ -126,14 +133,9 @@ pub(crate) fn micros(window: Duration) -> Option<i64> {
     i64::try_from(window.as_micros()).ok()
 }
 
-/// R60: a duplicate that has waited for the first request must still find its answer.
-pub(crate) fn outlasts(window: Option<Duration>, wait: Duration, limit: Duration) -> Result<(), InvalidRetention> {
-    match window {
-        Some(window) if window <= wait.saturating_add(limit) => {
-            Err(InvalidRetention::WithinWait { window, wait, limit })
-        }
-        _ => Ok(()),
-    }
+/// The shortest window that outlasts `least`; what no timestamp should hold is cut.
+pub(crate) fn beyond(least: Duration) -> Duration {
+    least.saturating_add(Duration::from_millis(1)).min(Retention::MAX)
 }
 
 pub(crate) fn checked(window: Duration) -> Result<Duration, InvalidRetention> {
@@ -168,21 +170,6 @@ pub enum InvalidRetention {
     /// Keys whose time stands beside them cannot be partitioned by it.
     #[error("only keys that hold their time themselves can be partitioned by it")]
     NotPartitionable,
-    /// A duplicate could wait for a request until its key is forgotten, and would then execute it again.
-    #[error(
-        "a window of {window:?} does not outlast the {wait:?} that a duplicate may wait and the {} that a handler may take: \
-         the duplicate would execute again, or find no answer; choose a longer window, or set a shorter wait or time limit \
-         first",
-        if limit.is_zero() { "unlimited time".to_owned() } else { format!("{limit:?}") }
-    )]
-    WithinWait {
-        /// How long the key would be remembered.
-        window: Duration,
-        /// How long a duplicate of a running request may wait.
-        wait: Duration,
-        /// How long a handler may take; zero if that is not limited, and then it does not count.
-        limit: Duration,
-    },
 }
 
 #[cfg(test)]
@@ -201,17 +188,21 @@ mod tests {
     }
 
     #[test]
-    fn r60_a_window_outlasts_wait_and_time_limit_together() {
-        let (wait, limit) = (5 * SECOND, 10 * SECOND);
-        assert_eq!(outlasts(None, Duration::MAX, limit), Ok(()));
-        assert_eq!(outlasts(Some(15 * SECOND + Duration::from_millis(1)), wait, limit), Ok(()));
-        let refused = outlasts(Some(15 * SECOND), wait, limit).unwrap_err();
-        assert_eq!(refused, InvalidRetention::WithinWait { window: 15 * SECOND, wait, limit });
-        assert!(refused.to_string().contains("15s does not outlast the 5s") && refused.to_string().contains("10s"));
-        let short = Retention::new(SECOND).expect("a second");
-        assert_eq!(short.outlasting(wait).window(), Some(Duration::from_millis(5_001)));
-        assert_eq!(short.outlasting(Duration::ZERO), short);
-        assert_eq!(Retention::forever().outlasting(wait), Retention::forever());
+    fn r60_f82_a_window_that_a_waiting_duplicate_would_outlive_is_raised() {
+        let least = 15 * SECOND;
+        let raised = least + Duration::from_millis(1);
+        let of = |seconds: u32| Retention::new(seconds * SECOND).expect("seconds");
+        assert_eq!(of(15).outlasting(least).window(), Some(raised));
+        assert_eq!(of(16).outlasting(least), of(16));
+        assert_eq!(of(1).outlasting(Duration::ZERO), of(1));
+        assert_eq!(Retention::forever().outlasting(Duration::MAX), Retention::forever());
+        assert_eq!(of(1).outlasting(Duration::MAX).window(), Some(Retention::MAX));
+        // The response counts as well, and is never kept longer than its key.
+        let refusing = of(1).refuse_for(3_600 * SECOND).expect("longer").outlasting(least);
+        assert_eq!((refusing.replay_window(), refusing.window()), (Some(raised), Some(3_600 * SECOND)));
+        let refusing = of(1).refuse_for(15 * SECOND + Duration::from_micros(500)).expect("longer").outlasting(least);
+        assert_eq!((refusing.replay_only(), refusing.window()), (None, Some(15 * SECOND + Duration::from_micros(500))));
+        assert_eq!(of(1).refuse_forever().outlasting(least).replay_window(), Some(raised));
     }
 
     #[test]

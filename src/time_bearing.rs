@@ -3,7 +3,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ulid::Ulid;
 use uuid::{Uuid, fmt::Hyphenated};
 
-use crate::{IdempotentRequest, InvalidRetention, retention::checked};
+use crate::{
+    IdempotentRequest, InvalidRetention,
+    retention::{beyond, checked},
+};
 
 /// Keys that say themselves when their intent was born: no bet on a window, and bounded storage.
 ///
@@ -158,6 +161,11 @@ impl TimeBearing {
     #[must_use]
     pub fn window(self) -> Duration {
         self.window
+    }
+
+    /// The same, with a window that outlasts `least`.
+    pub(crate) fn outlasting(self, least: Duration) -> Self {
+        if self.window <= least { Self { window: beyond(least), ..self } } else { self }
     }
 
     /// The window as an ISO 8601 duration, such as `P7D` or `PT36H`, rounded down to seconds: for the API's

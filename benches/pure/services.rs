@@ -81,7 +81,7 @@ pub(crate) fn bare() -> Service {
 
 pub(crate) fn layered(call: Call) -> Service {
     let pool = PgPoolOptions::new().connect_lazy_with(PgConnectOptions::new_without_pgpass());
-    let layer = IdempotencyLayer::new(Idempotency::new(pool), |_| None);
+    let layer = IdempotencyLayer::new(Idempotency::new(&pool), |_| None);
     let layer = if matches!(call, Call::Keyless) { layer.optional() } else { layer };
     Service::Layered(layer.layer(tower::service_fn(answer as Answer)))
 }

@@ -1,20 +1,22 @@
-use sqlx::PgConnection;
-use tokio::time::timeout;
-
 use super::{
     Idempotency, Uninterrupted,
-    claim::{Contended, Patience, Settled, contend, settle},
+    claim::{Caller, Contended, Patience, Settled, contend, settle},
     in_flight::Owner,
     timing::timing,
 };
+#[cfg(feature = "axum")]
+use crate::postgres::slow;
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
+    error::{Connection, Unavailable},
     postgres::{
+        Place,
         claim::Timing,
-        record,
+        record::{self, Row},
         transaction::{ROLLBACK_LIMIT, Transaction},
     },
 };
+use sqlx::PgConnection;
 
 /// The one execution of a request: an open transaction that holds the key.
 ///
@@ -46,6 +48,8 @@ pub struct Attempt {
     transaction: Transaction,
     owner: Owner,
     window: Window,
+    /// Where the row lies in its table, if that is to be used.
+    tid: Option<Box<str>>,
     idempotency: Idempotency,
 }
 
@@ -69,8 +73,14 @@ pub enum Rejected {
 }
 
 impl Attempt {
-    pub(super) fn new(transaction: Transaction, owner: Owner, window: Window, idempotency: Idempotency) -> Self {
-        Self { transaction, owner, window, idempotency }
+    pub(super) fn new(
+        transaction: Transaction,
+        owner: Owner,
+        window: Window,
+        tid: Option<Box<str>>,
+        idempotency: Idempotency,
+    ) -> Self {
+        Self { transaction, owner, window, tid, idempotency }
     }
 
     /// What is being executed.
@@ -109,8 +119,10 @@ impl Attempt {
     }
 
     async fn record_and_commit(mut self, response: StoredResponse) -> Result<Window, Error> {
-        let (place, prepared) = (Timing::place(self.timing()?), self.idempotency.0.prepared);
-        match record::record(self.transaction.connection(), self.owner.request(), place, &response, prepared).await {
+        let place = Timing::place(self.timing()?);
+        let row = row(&self.idempotency, self.owner.request(), place, self.tid.as_deref());
+        let recorded = record::record(self.transaction.connection(), row, &response).await;
+        match self.transaction.note(recorded) {
             Ok(window) => {
                 let window = window.unwrap_or(self.window);
                 self.transaction.commit().await?;
@@ -136,13 +148,17 @@ impl Attempt {
     }
 
     async fn undo_and_record(mut self, response: StoredResponse) -> Result<Rejected, Error> {
-        self.check().await?;
+        if let Err(error) = self.check().await {
+            self.transaction.close();
+            return Err(error);
+        }
         let patience = Patience::of(self.idempotency.0.concurrency);
         let timing = self.timing()?;
         let transaction = self.transaction.restart().await?;
         let request = self.owner.request();
-        match contend(&self.idempotency, transaction, request, patience, timing, Some(&response)).await? {
-            Contended::Ours(transaction, window) => {
+        let caller = Caller::stays();
+        match contend(&self.idempotency, transaction, request, patience, timing, caller, Some(&response)).await? {
+            Contended::Ours(transaction, window, _) => {
                 transaction.commit().await?;
                 self.owner.committed(response.with_window(window));
                 Ok(Rejected::Stored(window))
@@ -184,6 +200,19 @@ impl Attempt {
         }
     }
 
+    /// Asked when the work was cut off: does it wait for itself?
+    #[cfg(feature = "axum")]
+    pub(crate) async fn why_so_slow(&mut self) -> Option<Slow> {
+        let mut sending = self.transaction.sending();
+        sending.limit = sending.limit.min(ROLLBACK_LIMIT);
+        let asked = slow::holds_others_up(self.transaction.connection(), sending).await;
+        match self.transaction.note(asked) {
+            Ok(true) => Some(Slow::HoldsOthersUp),
+            Ok(false) => None,
+            Err(error) => (error.connection() == Connection::Busy).then_some(Slow::Busy),
+        }
+    }
+
     /// As it was for the claim.
     fn timing(&self) -> Result<Option<Timing>, Error> {
         timing(&self.idempotency, self.owner.request())
@@ -191,22 +220,45 @@ impl Attempt {
 
     /// Has the work left the transaction as it was? If not, a rollback undoes nothing of what it did.
     async fn check(&mut self) -> Result<(), Error> {
-        let (place, prepared) = (Timing::place(self.timing()?), self.idempotency.0.prepared);
-        let check = record::check(self.transaction.connection(), self.owner.request(), place, prepared);
-        match timeout(ROLLBACK_LIMIT, check).await {
-            Ok(checked) => checked,
-            Err(elapsed) => Err(Error::with_source(ErrorKind::StoreUnavailable, elapsed)),
+        if !self.transaction.is_fit() {
+            return Err(Error::unavailable(Unavailable::Unfit));
         }
+        let place = Timing::place(self.timing()?);
+        let mut row = row(&self.idempotency, self.owner.request(), place, self.tid.as_deref());
+        row.sending.limit = row.sending.limit.min(ROLLBACK_LIMIT);
+        let checked = record::check(self.transaction.connection(), row).await;
+        self.transaction.note(checked)
     }
 
     /// After a failure of ours. If the work has meddled with the transaction, nobody knows what the connection is
     /// in; otherwise the key should be free by the time that the client is answered.
     async fn abandon(self, error: &Error) {
-        if error.kind() == ErrorKind::TransactionEnded {
-            self.transaction.close();
-        } else {
+        if error.connection() == Connection::Fit && error.kind() != ErrorKind::TransactionEnded {
             // It failed already; that the connection is gone as well makes no difference.
             drop(self.transaction.rollback().await);
+        } else {
+            self.transaction.close();
         }
     }
+}
+
+/// Why work that was cut off may have taken so long.
+#[cfg(feature = "axum")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Slow {
+    /// Another connection, of the same role and from the same machine, waits for a lock that it holds.
+    HoldsOthersUp,
+    /// A statement of it is still running.
+    Busy,
+}
+
+/// The row that a request has claimed.
+pub(super) fn row<'a>(
+    idempotency: &Idempotency,
+    request: &'a IdempotentRequest,
+    place: Place,
+    tid: Option<&'a str>,
+) -> Row<'a> {
+    let connections = &idempotency.0.connections;
+    Row { request, place, tid, sending: connections.sending(), guarded: connections.are_guarded() }
 }

@@ -1,8 +1,8 @@
-use std::time::Duration;
+use std::{future::pending, pin::pin, time::Duration};
 
 use sqlx::{Connection as _, PgConnection};
 use tokio::{
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, oneshot},
     time::{Instant, timeout_at},
 };
 
@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
+    error::{Connection, Unavailable},
     postgres::{
-        Prepared,
         claim::{self, Claimed, Terms, Timing, Wait},
-        error::before_commit,
         row::Stored,
         transaction::{Transaction, probe},
     },
+    unless::unless,
 };
 
 /// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
@@ -100,6 +100,19 @@ impl Patience {
         Self { waits, end }
     }
 
+    /// When a claim is given up that the database does not answer. `lock_timeout` ends a wait for others sooner, though it
+    /// counts for each lock anew, and some engines ignore it.
+    fn limit(self, wait: Wait, terms: Terms<'_>) -> Instant {
+        let now = Instant::now();
+        let end = self.end.max(now) + GRACE;
+        match wait {
+            Wait::UpTo(_) => end,
+            Wait::Never | Wait::NextToNothing => {
+                now.checked_add(terms.sending.limit).map_or(end, |limit| limit.min(end))
+            }
+        }
+    }
+
     /// What a claim may do inside PostgreSQL, if it has a place there.
     fn wait(self, place: bool) -> Wait {
         if self.waits && place { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
@@ -140,10 +153,12 @@ pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest
         return Ok(compare_known(request, known).into());
     }
     let patience = Patience::of(idempotency.0.concurrency);
+    // Dropped with this future: what goes on without it learns that nobody waits for it any more.
+    let (_here, caller) = Caller::new();
     loop {
         match idempotency.0.in_flight.enter(request) {
             Entered::Owner(owner) => {
-                let asking = claim_for_all(idempotency.clone(), patience, timing, owner);
+                let asking = claim_for_all(idempotency.clone(), patience, timing, caller, owner);
                 return Uninterrupted::new(&idempotency.0.backlog, asking).await;
             }
             Entered::Duplicate(duplicate) => {
@@ -160,27 +175,63 @@ async fn claim_for_all(
     idempotency: Idempotency,
     patience: Patience,
     timing: Option<Timing>,
+    caller: Caller,
     owner: Owner,
 ) -> Result<Claim, Error> {
-    let mut connection = Transaction::connect(&idempotency.0.pool).await?;
-    // One round trip instead of three; behind a pooler, which may change the server in between, it is none.
-    if idempotency.0.prepared == Prepared::Kept && owner.has_been_seen() {
-        let place = Timing::place(timing);
-        let looked = claim::look(&mut connection, owner.request(), place, idempotency.0.prepared).await;
-        if let Some(stored) = looked? {
-            drop(connection);
-            return Ok(found(owner, timing, stored));
-        }
+    if let Some(stored) = look_first(&idempotency, timing, &owner).await? {
+        return Ok(found(owner, timing, stored));
     }
-    let transaction = Transaction::begin_on(connection, None).await?;
-    match contend(&idempotency, transaction, owner.request(), patience, timing, None).await? {
-        Contended::Ours(transaction, window) => {
+    idempotency.0.connections.get_to_know().await?;
+    let transaction = idempotency.begin(owner.request()).await?;
+    match contend(&idempotency, transaction, owner.request(), patience, timing, caller, None).await? {
+        Contended::Ours(transaction, window, tid) => {
             owner.executes();
-            Ok(Claim::Fresh(Attempt::new(transaction, owner, window, idempotency)))
+            Ok(Claim::Fresh(Attempt::new(transaction, owner, window, tid, idempotency)))
         }
         Contended::Answered(stored) => Ok(found(owner, timing, stored)),
         Contended::Held => Ok(Claim::InProgress),
         Contended::Untimely(untimely) => Ok(Claim::Untimely(untimely)),
+    }
+}
+
+/// One round trip instead of three, where this process has seen the key. Behind a pooler, which may change the server in
+/// between, it is none, and a row that only the request's own settings let it see needs a transaction for those.
+async fn look_first(idempotency: &Idempotency, timing: Option<Timing>, owner: &Owner) -> Result<Option<Stored>, Error> {
+    let connections = &idempotency.0.connections;
+    let sending = connections.sending();
+    if !sending.kept || !owner.has_been_seen() || !owner.request().local_settings().is_empty() {
+        return Ok(None);
+    }
+    let mut lent = connections.lend().await?;
+    match claim::look(&mut lent, owner.request(), Timing::place(timing), sending).await {
+        Err(error) if error.connection() != Connection::Fit => {
+            // The claim takes another one.
+            lent.discard(error.connection());
+            Ok(None)
+        }
+        looked => looked,
+    }
+}
+
+/// Whoever asked for a claim, for as long as that one waits.
+pub(super) struct Caller(Option<oneshot::Receiver<()>>);
+
+impl Caller {
+    fn new() -> (oneshot::Sender<()>, Self) {
+        let (here, gone) = oneshot::channel();
+        (here, Self(Some(gone)))
+    }
+
+    /// One who does not go away.
+    pub(super) fn stays() -> Self {
+        Self(None)
+    }
+
+    async fn gone(&mut self) {
+        match &mut self.0 {
+            Some(gone) => drop(gone.await),
+            None => pending().await,
+        }
     }
 }
 
@@ -191,8 +242,8 @@ fn found(owner: Owner, timing: Option<Timing>, stored: Stored) -> Claim {
 
 /// What came of contending for a row with other processes.
 pub(super) enum Contended {
-    /// It is ours, in this transaction and for this window.
-    Ours(Transaction, Window),
+    /// It is ours, in this transaction and for this window; where it lies, if that is to be used.
+    Ours(Transaction, Window, Option<Box<str>>),
     /// It is answered.
     Answered(Stored),
     /// Somebody holds it, and did so for too long.
@@ -208,21 +259,31 @@ pub(super) async fn contend(
     request: &IdempotentRequest,
     patience: Patience,
     timing: Option<Timing>,
+    mut caller: Caller,
     answer: Option<&StoredResponse>,
 ) -> Result<Contended, Error> {
-    let pool = &idempotency.0.pool;
     let terms = terms(idempotency, timing, answer);
     let mut place = None;
     for _ in 0..ROUNDS {
         let wait = patience.wait(place.is_some());
-        let asked = claim::claim(transaction.connection(), request, wait, terms);
-        // `lock_timeout` counts for each lock anew, and some engines ignore it.
-        let Ok(claimed) = timeout_at(patience.end.max(Instant::now()) + GRACE, asked).await else {
-            transaction.close();
+        let asked =
+            timeout_at(patience.limit(wait, terms), claim::claim(transaction.connection(), request, wait, terms));
+        let asked = match wait {
+            // One that waits for others is not worth it any more when nobody waits for it.
+            Wait::UpTo(_) => unless(pin!(caller.gone()), asked).await,
+            Wait::Never | Wait::NextToNothing => Some(asked.await),
+        };
+        let Some(asked) = asked else {
+            transaction.close_busy();
             return Ok(Contended::Held);
         };
-        match claimed {
-            Ok(Claimed::Ours(window)) => return Ok(Contended::Ours(transaction, window)),
+        let Ok(claimed) = asked else {
+            // `lock_timeout` would have ended a wait for others: the database itself is silent, or held up.
+            transaction.close_busy();
+            return Err(Error::unavailable(Unavailable::NoAnswer(terms.sending.limit)));
+        };
+        match transaction.note(claimed) {
+            Ok(Claimed::Ours(window, tid)) => return Ok(Contended::Ours(transaction, window, tid)),
             Ok(Claimed::Answered(stored)) => {
                 transaction.rollback().await?;
                 return Ok(Contended::Answered(stored));
@@ -235,19 +296,26 @@ pub(super) async fn contend(
             Ok(Claimed::Held | Claimed::TimedOut) => {
                 transaction.rollback().await?;
                 place = match place {
-                    None => patience.place(idempotency).await,
+                    None => unless(pin!(caller.gone()), patience.place(idempotency)).await.flatten(),
                     Some(_) => None,
                 };
                 if place.is_none() {
                     return Ok(Contended::Held);
                 }
-                transaction = Transaction::begin(pool).await?;
+                transaction = idempotency.begin(request).await?;
+            }
+            Ok(Claimed::Blocked) => {
+                transaction = transaction.restart().await?;
+                let asked = claim::is_executed_elsewhere(transaction.connection(), request, terms.sending).await;
+                let executed = transaction.note(asked)?;
+                transaction.rollback().await?;
+                return if executed { Ok(Contended::Held) } else { Err(Error::unavailable(Unavailable::Locked)) };
             }
             Ok(missing @ (Claimed::Unregistered | Claimed::NoPartition)) => {
                 // The connection first: the pool may have no other.
                 transaction.rollback().await?;
                 prepare(idempotency, request, timing, &missing).await?;
-                transaction = Transaction::begin(pool).await?;
+                transaction = idempotency.begin(request).await?;
             }
             // Under REPEATABLE READ and above, whoever waited cannot see what he waited for.
             Ok(Claimed::Lost) => transaction = transaction.restart().await?,
@@ -260,7 +328,13 @@ pub(super) async fn contend(
 
 fn terms<'a>(idempotency: &Idempotency, timing: Option<Timing>, answer: Option<&'a StoredResponse>) -> Terms<'a> {
     let own = answer.and_then(StoredResponse::retention);
-    Terms { retention: own.unwrap_or(idempotency.0.retention), timing, answer, prepared: idempotency.0.prepared }
+    Terms {
+        retention: own.unwrap_or_else(|| idempotency.retention_in_force()),
+        timing,
+        answer,
+        sending: idempotency.0.connections.sending(),
+        serializable: idempotency.0.connections.are_serializable(),
+    }
 }
 
 /// What a stored answer is to a request.
@@ -323,18 +397,26 @@ pub(super) async fn claim_using(
     let place = idempotency.0.places.try_acquire();
     let mut prepared = 0;
     for _ in 0..ROUNDS {
-        probe(connection).await.map_err(before_commit)?;
-        let mut savepoint = connection.begin().await.map_err(before_commit)?;
+        let sending = idempotency.0.connections.sending();
+        sending.ask(probe(connection)).await?;
+        let mut savepoint = sending.ask(connection.begin()).await?;
         let wait = match patience.wait(place.is_ok()) {
             Wait::Never => Wait::NextToNothing,
             wait => wait,
         };
-        let claimed = claim::claim(&mut savepoint, request, wait, terms(idempotency, timing, None)).await?;
-        let keep = matches!(claimed, Claimed::Ours(_));
-        let ended = if keep { savepoint.commit().await } else { savepoint.rollback().await };
-        ended.map_err(before_commit)?;
+        let terms = terms(idempotency, timing, None);
+        let asked = claim::claim(&mut savepoint, request, wait, terms);
+        let claimed = match timeout_at(patience.limit(wait, terms), asked).await {
+            Ok(claimed) => claimed?,
+            Err(_) => return Err(Error::unavailable(Unavailable::NoAnswer(sending.limit))),
+        };
+        if matches!(claimed, Claimed::Ours(..)) {
+            sending.ask(savepoint.commit()).await?;
+        } else {
+            sending.ask(savepoint.rollback()).await?;
+        }
         match claimed {
-            Claimed::Ours(_) => return Ok(ClaimUsing::Fresh),
+            Claimed::Ours(..) => return Ok(ClaimUsing::Fresh),
             Claimed::Answered(stored) => {
                 return Ok(match compare(request, timing, stored) {
                     Settled::Answer(response) => match response.tombstone() {
@@ -346,6 +428,14 @@ pub(super) async fn claim_using(
                 });
             }
             Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::InProgress),
+            Claimed::Blocked => {
+                // The lock, if it comes free just now, is the caller's until the transaction ends.
+                return if claim::is_executed_elsewhere(connection, request, sending).await? {
+                    Ok(ClaimUsing::InProgress)
+                } else {
+                    Err(Error::unavailable(Unavailable::Locked))
+                };
+            }
             Claimed::Untimely(untimely) => return Ok(ClaimUsing::Untimely(untimely)),
             missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
                 // Under REPEATABLE READ and above this transaction does not see what was prepared.

@@ -7,6 +7,7 @@ mod in_flight;
 mod pruner;
 mod recent;
 mod run;
+mod settings;
 mod timing;
 mod uninterrupted;
 #[cfg(feature = "axum")]
@@ -17,11 +18,13 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgConnection;
 use tokio::sync::{Mutex, Semaphore};
 
 use self::in_flight::InFlight;
 
+#[cfg(feature = "axum")]
+pub(crate) use self::attempt::Slow;
 #[cfg(feature = "axum")]
 pub(crate) use self::unkeyed::Unkeyed;
 pub use self::{
@@ -34,13 +37,12 @@ pub(crate) use self::{backlog::Backlog, uninterrupted::Uninterrupted};
 #[cfg(feature = "axum")]
 pub(crate) use crate::postgres::transaction::probe;
 use crate::{
-    Error, Fingerprint, Found, IdempotencyKey, IdempotentRequest, InvalidRetention, Operation, Pruned, Retention,
-    Scope, Stats, StoredResponse, TimeBearing,
-    postgres::{self, Place, Prepared, claim::Timing},
-    retention::outlasts,
+    Error, Fingerprint, Found, IdempotencyKey, IdempotentRequest, Operation, Pruned, Retention, Scope, Stats,
+    StoredResponse, TimeBearing,
+    postgres::{self, Connections, Place, begin::Begin, claim::Timing, record::Row, transaction::Transaction},
 };
 
-/// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the pool.
+/// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the connections.
 ///
 /// Give it to an `IdempotencyLayer` for HTTP, or use it directly, for instance in a consumer of a message broker
 /// that delivers more than once:
@@ -49,7 +51,7 @@ use crate::{
 /// use axum_idempotency::{Error, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Scope};
 ///
 /// # async fn consume(pool: sqlx::PgPool, id: &str, payload: &[u8]) -> Result<(), Box<dyn std::error::Error>> {
-/// let idempotency = Idempotency::new(pool);
+/// let idempotency = Idempotency::new(&pool);
 /// let message = IdempotentRequest::new(
 ///     Scope::global(),
 ///     Operation::new("order.import"),
@@ -71,16 +73,17 @@ pub struct Idempotency(Arc<Settings>);
 
 #[derive(Clone, Debug)]
 struct Settings {
-    pool: PgPool,
+    connections: Connections,
     retention: Retention,
     time_bearing: Option<TimeBearing>,
     concurrency: Concurrency,
+    /// How long the one who executes a request may take, if that is limited.
+    time_limit: Duration,
     /// What the clones of this one are executing.
     in_flight: InFlight,
     /// The right to wait inside PostgreSQL.
     places: Arc<Semaphore>,
     backlog: Backlog,
-    prepared: Prepared,
     /// The turn to note an operation's window, or to make partitions.
     preparing: Arc<Mutex<()>>,
     /// Where the last batch that was pruned ended.
@@ -117,145 +120,15 @@ impl Default for Concurrency {
 }
 
 impl Idempotency {
-    /// Keeps keys in `pool`'s database, for 24 hours; duplicates of a running request wait for it, up to 5 seconds.
-    ///
-    /// The table must be there: see [`migrate`](crate::migrate).
-    #[must_use]
-    pub fn new(pool: PgPool) -> Self {
-        let places = pool.options().get_max_connections() / 4;
-        Self(Arc::new(Settings {
-            pool,
-            retention: Retention::default(),
-            time_bearing: None,
-            concurrency: Concurrency::default(),
-            in_flight: InFlight::default(),
-            places: places_for(places),
-            backlog: Backlog::default(),
-            prepared: Prepared::Kept,
-            preparing: Arc::default(),
-            pruned_until: Arc::default(),
-        }))
-    }
-
-    fn with(mut self, change: impl FnOnce(&mut Settings)) -> Self {
-        change(Arc::make_mut(&mut self.0));
-        self
-    }
-
-    /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with. Where
-    /// keys [bear a time](Self::time_bearing), it says only how long answers are replayed, if that is shorter.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidRetention::WithinWait`] if a duplicate may [wait](Self::concurrency) as long as that.
-    pub fn retention(self, retention: Retention) -> Result<Self, InvalidRetention> {
-        self.with(|settings| settings.retention = retention).checked(Duration::ZERO)
-    }
-
-    /// Keys bear a time: those that are too old to be remembered are refused, and none is executed twice, without any
-    /// limit in time. Default: they do not.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidRetention::WithinWait`] if a duplicate may [wait](Self::concurrency) as long as the window.
-    pub fn time_bearing(self, keys: TimeBearing) -> Result<Self, InvalidRetention> {
-        self.with(|settings| settings.time_bearing = Some(keys)).checked(Duration::ZERO)
-    }
-
-    /// What happens to duplicates of a running request. Default: [`Concurrency::Wait`] for 5 seconds.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidRetention::WithinWait`] if keys are [remembered](Self::retention) no longer than that.
-    pub fn concurrency(self, concurrency: Concurrency) -> Result<Self, InvalidRetention> {
-        self.with(|settings| settings.concurrency = concurrency).checked(Duration::ZERO)
-    }
-
-    /// R60, with the longest that a handler may take.
-    pub(crate) fn checked(self, limit: Duration) -> Result<Self, InvalidRetention> {
-        let (window, replay) = match self.0.time_bearing {
-            Some(keys) => (Some(keys.window()), self.0.retention.replay_only()),
-            None => (self.0.retention.window(), self.0.retention.replay_window()),
-        };
-        for kept in [window, replay] {
-            outlasts(kept, self.0.concurrency.longest_wait(), limit)?;
-        }
-        Ok(self)
-    }
-
-    /// An answer whose own window outlasts the wait of a duplicate.
-    fn outlasting(&self, response: &StoredResponse) -> StoredResponse {
-        let response = response.clone();
-        match response.retention() {
-            None => response,
-            Some(own) => response.with_retention(own.outlasting(self.0.concurrency.longest_wait())),
-        }
-    }
-
-    /// The longest that a duplicate may wait.
-    #[cfg(feature = "axum")]
-    pub(crate) fn longest_wait(&self) -> Duration {
-        self.0.concurrency.longest_wait()
-    }
-
-    #[cfg(feature = "axum")]
-    pub(crate) fn kept(&self) -> Retention {
-        self.0.retention
-    }
-
-    #[cfg(feature = "axum")]
-    pub(crate) fn keys(&self) -> Option<TimeBearing> {
-        self.0.time_bearing
-    }
-
-    /// Answers that this process has committed are kept in its memory as well, up to so many bytes and no longer than
-    /// `age`, and are replayed from there without asking the database. Default: none are.
-    ///
-    /// What is stored never changes, and an answer is not kept beyond its window; so what a client can notice is that
-    /// an answer which was erased elsewhere, by [`forget`](Self::forget) in another process or by hand, is replayed for
-    /// up to `age` more. A few seconds are enough for most retries. Answers of
-    /// [`sensitive`](crate::IdempotencyLayer::sensitive) routes are not kept here either.
-    ///
-    /// It counts for all clones of this value. An answer larger than half of `bytes` is not kept.
-    #[must_use]
-    pub fn answers_in_memory(self, bytes: usize, age: Duration) -> Self {
-        self.0.in_flight.recent().limit(bytes, age);
-        self
-    }
-
-    /// How many of the pool's connections may wait inside PostgreSQL at a time, each for a request that another process
-    /// is executing. Default: a quarter of the pool; one at least.
-    ///
-    /// Duplicates within a process wait for each other without a connection and are not counted. Those beyond the
-    /// limit wait in the process for a place, as long as [`Concurrency`] says.
-    #[must_use]
-    pub fn max_waiting_connections(self, connections: u32) -> Self {
-        self.with(|settings| settings.places = places_for(connections))
-    }
-
-    /// For a pool that connects through a pooler which lends its connections for one transaction at a time, such as
-    /// PgBouncer in transaction mode: no statement of this crate stays prepared. Default: they stay, which is faster.
-    ///
-    /// PgBouncer also has to be told `ignore_startup_parameters = extra_float_digits`, which sqlx sends. Run
-    /// [`migrate`](crate::migrate) over a direct connection.
-    ///
-    /// The application's own statements need the same, `persistent(false)` on every query: sqlx names its prepared
-    /// statements, and behind such a pooler one client's name can run another one's statement.
-    #[must_use]
-    pub fn transaction_pooler(self) -> Self {
-        self.with(|settings| settings.prepared = Prepared::Once)
-    }
-
-    /// The pool that it was made with.
-    #[must_use]
-    pub fn pool(&self) -> &PgPool {
-        &self.0.pool
-    }
-
     /// What counts the attempts that go on by themselves.
     #[cfg(feature = "axum")]
     pub(crate) fn backlog(&self) -> &Backlog {
         &self.0.backlog
+    }
+
+    /// Begins a transaction for a request with a key.
+    async fn begin(&self, request: &IdempotentRequest) -> Result<Transaction, Error> {
+        self.0.connections.begin(Begin::Keyed, request.local_settings()).await
     }
 
     /// Makes the key the caller's to execute under, or says who has it.
@@ -315,7 +188,8 @@ impl Idempotency {
     ) -> Result<(), Error> {
         let place = Timing::place(timing::timing(self, request)?);
         let response = self.outlasting(response);
-        postgres::record::record(connection, request, place, &response, self.0.prepared).await.map(drop)
+        let row = Row { guarded: false, ..attempt::row(self, request, place, None) };
+        postgres::record::record(connection, row, &response).await.map(drop)
     }
 
     /// Deletes up to `limit` expired rows, drops up to `limit` answers that are not replayed any more, and says what it
@@ -329,7 +203,7 @@ impl Idempotency {
     ///
     /// What the database says.
     pub async fn prune(&self, limit: u32) -> Result<Pruned, Error> {
-        postgres::prune::prune(&self.0.pool, limit, &self.0.pruned_until, self.0.prepared).await
+        postgres::prune::prune(&self.0.connections, limit, &self.0.pruned_until).await
     }
 
     /// What became of a key; `None` if it was not used, has expired, or is being executed right now, which nobody can
@@ -353,7 +227,7 @@ impl Idempotency {
         let request = IdempotentRequest::new(scope.clone(), operation.clone(), key.clone(), Fingerprint::of([""]));
         // Where the time stands beside the key, it is not needed to find it.
         let place = timing::timing(self, &request).map_or(Place::Keys, Timing::place);
-        postgres::lookup::lookup(&self.0.pool, scope, operation, key, place, self.0.prepared).await
+        postgres::lookup::lookup(&self.0.connections, scope, operation, key, place).await
     }
 
     /// What lies in the tables, for an operator's page and for alerts. It reads about 8 MiB of each table: on larger ones the
@@ -363,7 +237,7 @@ impl Idempotency {
     ///
     /// What the database says.
     pub async fn stats(&self) -> Result<Stats, Error> {
-        postgres::stats::stats(&self.0.pool, self.0.prepared).await
+        postgres::stats::stats(&self.0.connections).await
     }
 
     /// Deletes all keys of one owner with their answers, in batches of a thousand, and says how many there were: for an
@@ -380,7 +254,7 @@ impl Idempotency {
         self.0.in_flight.recent().forget(scope);
         let mut forgotten = 0;
         loop {
-            let rows = postgres::prune::forget(&self.0.pool, scope, BATCH, self.0.prepared).await?;
+            let rows = postgres::prune::forget(&self.0.connections, scope, BATCH).await?;
             forgotten += rows;
             if rows < u64::from(BATCH) {
                 // What was committed meanwhile may have been remembered.
@@ -389,9 +263,4 @@ impl Idempotency {
             }
         }
     }
-}
-
-fn places_for(connections: u32) -> Arc<Semaphore> {
-    let places = usize::try_from(connections).unwrap_or(usize::MAX);
-    Arc::new(Semaphore::new(places.clamp(1, Semaphore::MAX_PERMITS)))
 }

@@ -1,15 +1,10 @@
-use std::{
-    future::poll_fn,
-    pin::{Pin, pin},
-    task::Poll,
-    time::Duration,
-};
+use std::{pin::pin, time::Duration};
 
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::Idempotency;
-use crate::Pruned;
+use crate::{Pruned, unless::unless};
 
 /// Deletes expired keys, drops answers whose window has ended, and makes and drops partitions, every now and then and in
 /// batches. After a failure it tries again after a second, then two, four and so on, and never later than a normal round.
@@ -102,16 +97,4 @@ impl Pruner {
             }
         }
     }
-}
-
-/// What `work` gives, unless `stop` comes first.
-async fn unless<T>(mut stop: Pin<&mut impl Future<Output = ()>>, work: impl Future<Output = T>) -> Option<T> {
-    let mut work = pin!(work);
-    poll_fn(|cx| {
-        if stop.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(None);
-        }
-        work.as_mut().poll(cx).map(Some)
-    })
-    .await
 }

@@ -19,7 +19,7 @@ const PREPARE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The key's time, and what is accepted, where keys bear one.
 pub(super) fn timing(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Option<Timing>, Error> {
-    let Some(keys) = idempotency.0.time_bearing else {
+    let Some(keys) = idempotency.keys_in_force() else {
         return Ok(None);
     };
     let micros = |duration| micros(duration).ok_or_else(|| Error::new(ErrorKind::KeyWithoutTime));
@@ -40,16 +40,16 @@ pub(super) async fn prepare(
     timing: Option<Timing>,
     missing: &Claimed,
 ) -> Result<(), Error> {
-    let (pool, prepared) = (&idempotency.0.pool, idempotency.0.prepared);
+    let connections = &idempotency.0.connections;
     let preparing = async {
         // One at a time in this process: those who come later mostly find it done.
         let _turn = idempotency.0.preparing.lock().await;
         match (timing, missing) {
             (Some(timing), Claimed::Unregistered) => {
-                let before = idempotency.0.retention.keep_micros();
-                windows::register(pool, request.operation(), timing, before, prepared).await
+                let before = idempotency.retention_in_force().keep_micros();
+                windows::register(connections, request.operation(), timing, before).await
             }
-            _ => partitions::ensure(pool, prepared).await.map(drop),
+            _ => partitions::ensure(connections).await.map(drop),
         }
     };
     match timeout(PREPARE_LIMIT, preparing).await {

@@ -3,8 +3,9 @@ use sqlx::PgConnection;
 use super::{Idempotency, Uninterrupted};
 
 use crate::{
-    Error, ErrorKind,
-    postgres::{transaction::Transaction, unkeyed},
+    Error, ErrorKind, LocalSettings,
+    error::Connection,
+    postgres::{begin::Begin, transaction::Transaction, unkeyed},
 };
 
 /// A transaction around work that has no key: nothing is remembered, but all of it is committed or nothing.
@@ -16,11 +17,11 @@ pub(crate) struct Unkeyed {
 
 impl Unkeyed {
     /// Goes on by itself if it is dropped, so that the BEGIN is not cut in two. So do the two ends.
-    pub(crate) async fn begin(idempotency: &Idempotency) -> Result<Self, Error> {
+    pub(crate) async fn begin(idempotency: &Idempotency, settings: LocalSettings) -> Result<Self, Error> {
         let idempotency = idempotency.clone();
         let backlog = idempotency.0.backlog.clone();
         let begun = async move {
-            let transaction = unkeyed::begin(&idempotency.0.pool).await?;
+            let transaction = idempotency.0.connections.begin(Begin::Keyless, &settings).await?;
             Ok(Self { transaction, idempotency })
         };
         Uninterrupted::new(&backlog, begun).await
@@ -40,9 +41,9 @@ impl Unkeyed {
     }
 
     async fn check_and_commit(mut self) -> Result<(), Error> {
-        match unkeyed::check(&mut self.transaction, self.idempotency.0.prepared).await {
+        match unkeyed::check(&mut self.transaction).await {
             Ok(()) => self.transaction.commit().await,
-            Err(error) if error.kind() == ErrorKind::TransactionEnded => {
+            Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
                 Err(error)
             }
@@ -62,12 +63,17 @@ impl Unkeyed {
     }
 
     async fn check_and_rollback(mut self) -> Result<(), Error> {
-        match unkeyed::check(&mut self.transaction, self.idempotency.0.prepared).await {
-            Err(error) if error.kind() == ErrorKind::TransactionEnded => {
+        match unkeyed::check(&mut self.transaction).await {
+            Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
                 Err(error)
             }
             Ok(()) | Err(_) => self.transaction.rollback().await,
         }
     }
+}
+
+/// Is there nothing to roll back, or nobody to be asked for it?
+fn is_beyond_rollback(error: &Error) -> bool {
+    error.kind() == ErrorKind::TransactionEnded || error.connection() != Connection::Fit
 }

@@ -20,9 +20,9 @@ use super::{
     panic,
     rejection::{Rejection, RejectionKind},
     service::Stop,
-    tx::{Open, Slot, tolerate},
+    tx::{Open, Returned, Slot, tolerate},
 };
-use crate::{Attempt, Operation, Rejected, Retention, StoredResponse};
+use crate::{Attempt, Operation, Rejected, Retention, StoredResponse, engine::Slow};
 
 /// A handler's answer, as it is sent and as it is kept.
 struct Captured {
@@ -53,7 +53,10 @@ where
     };
     let answered = async {
         match exchange.config.time_limit {
-            Some(limit) => timeout(limit, answered).await.unwrap_or_else(|_| Err(out_of_time(exchange).into())),
+            Some(limit) => match timeout(limit, answered).await {
+                Ok(answered) => answered,
+                Err(_) => Err(out_of_time(exchange, slot.why_so_slow().await).into()),
+            },
             None => answered.await,
         }
     };
@@ -72,16 +75,26 @@ where
     };
     // Only now: the body was read, so nothing of the response can still be using the connection.
     let operation = exchange.request.operation();
-    let Some(Open::Attempt(attempt)) = slot.take().inspect_err(|rejection| blame(rejection, operation))? else {
+    let returned = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
+    let Some(Returned { open: Open::Attempt(attempt), taken }) = returned else {
         return Err(Rejection::new(RejectionKind::Internal, "the request's transaction is gone").into());
     };
+    let config = &exchange.config;
+    if !taken
+        && captured.parts.status.is_success()
+        && let Err(rejection) = config.tx_use.judge(operation, &config.warned)
+    {
+        blame(&rejection, operation);
+        attempt.release().await.or_else(tolerate)?;
+        return Err(rejection.into());
+    }
     end(exchange, attempt, captured).await
 }
 
 async fn end<E>(exchange: &Exchange, attempt: Attempt, captured: Captured) -> Result<Response, Stop<E>> {
     let Captured { mut parts, body, mut stored } = captured;
     if let Some(own) = parts.extensions.remove::<Retention>() {
-        stored = stored.with_retention(own.outlasting(exchange.config.longest_execution()));
+        stored = stored.with_retention(own);
     }
     let disposition = exchange.config.disposition(&parts);
     debug!(operation = %exchange.request.operation(), outcome = ?disposition, status = parts.status.as_u16(), "executed");
@@ -178,8 +191,18 @@ where
     }
 }
 
-fn out_of_time(exchange: &Exchange) -> Rejection {
-    let detail = "the operation took too long and was rolled back; repeat the request with the same key";
+fn out_of_time(exchange: &Exchange, why: Option<Slow>) -> Rejection {
+    let detail = match why {
+        Some(Slow::HoldsOthersUp) => {
+            "the operation took too long and was rolled back: another connection of the service waited for a lock that the \
+             request's transaction held; a handler that writes the same row by its Tx and by the pool waits for itself"
+        }
+        Some(Slow::Busy) => {
+            "the operation took too long and was rolled back, with a statement still running in the database, or waiting \
+             there for a lock; repeat the request with the same key"
+        }
+        None => "the operation took too long and was rolled back; repeat the request with the same key",
+    };
     let rejection = Rejection::new(RejectionKind::TimeLimit, detail);
     blame(&rejection, exchange.request.operation());
     rejection

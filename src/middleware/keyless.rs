@@ -16,9 +16,9 @@ use super::{
     layer::Config,
     rejection::{Rejection, RejectionKind},
     service::Stop,
-    tx::{Open, Slot, tolerate},
+    tx::{Open, Returned, Slot, tolerate},
 };
-use crate::Operation;
+use crate::{LocalSettings, Operation};
 
 /// Its body is not read here, and its answer is not held back: nothing of either is kept.
 pub(super) async fn keyless<S, B, R>(
@@ -27,6 +27,7 @@ pub(super) async fn keyless<S, B, R>(
     parts: Parts,
     body: B,
     operation: &Operation,
+    settings: LocalSettings,
 ) -> Result<Response, Stop<S::Error>>
 where
     S: Service<Request<Body>, Response = http::Response<R>>,
@@ -39,7 +40,7 @@ where
         let detail = format!("this operation needs the header field {}", config.header());
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
-    let slot = Slot::unbegun(config.idempotency.clone());
+    let slot = Slot::unbegun(config.idempotency.clone(), settings);
     let (mut parts, body) = match call(inner, parts, Body::new(body), &slot).await {
         Ok(response) => response.into_parts(),
         Err(error) => {
@@ -55,8 +56,8 @@ where
         slot.release().await?;
         return Err(rejection.into());
     }
-    let open = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
-    if let Some(Open::Unkeyed(unkeyed)) = open {
+    let returned = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
+    if let Some(Returned { open: Open::Unkeyed(unkeyed), .. }) = returned {
         match config.disposition(&parts) {
             Disposition::Commit => unkeyed.commit().await?,
             Disposition::Reject | Disposition::Release => unkeyed.rollback().await.or_else(tolerate)?,

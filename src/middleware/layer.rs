@@ -1,7 +1,10 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -10,6 +13,7 @@ use axum::{
     response::Response,
 };
 use tower_layer::Layer;
+use tracing::warn;
 
 use super::{
     capture::HeaderRules,
@@ -19,8 +23,9 @@ use super::{
     header::{IDEMPOTENCY_KEY, KeyRules, REPEATABILITY_REQUEST_ID, REPEATABILITY_RESULT, Sent},
     rejection::{Rejection, RejectionKind},
     service::IdempotencyService,
+    tx_use::{TxUse, Warned},
 };
-use crate::{Idempotency, InvalidRetention, Operation, Scope, StoredResponse};
+use crate::{Idempotency, LocalSettings, Operation, Scope, StoredResponse};
 
 /// Makes the routes that it is added to safe to retry. See the [module docs](crate::middleware) for the contract and
 /// an example.
@@ -31,7 +36,11 @@ use crate::{Idempotency, InvalidRetention, Operation, Scope, StoredResponse};
 #[must_use = "a layer does nothing until it is added to a route"]
 pub struct IdempotencyLayer(Arc<Config>);
 
+/// See [`IdempotencyLayer::time_limit`].
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
 type ScopeFn = Arc<dyn Fn(&Parts) -> Option<Scope> + Send + Sync>;
+type LocalSettingsFn = Arc<dyn Fn(&Parts) -> LocalSettings + Send + Sync>;
 type DispositionFn = Arc<dyn Fn(&response::Parts) -> Disposition + Send + Sync>;
 type RejectionFn = Arc<dyn Fn(&Rejection) -> Response + Send + Sync>;
 type GuardFn = Arc<dyn Fn(&Parts, &StoredResponse) -> bool + Send + Sync>;
@@ -40,11 +49,17 @@ type GuardFn = Arc<dyn Fn(&Parts, &StoredResponse) -> bool + Send + Sync>;
 pub(super) struct Config {
     pub(super) idempotency: Idempotency,
     pub(super) scope: ScopeFn,
+    pub(super) local_settings: Option<LocalSettingsFn>,
     pub(super) operation: Option<Operation>,
     pub(super) methods: HashSet<Method>,
     pub(super) required: bool,
     pub(super) cancel_on_disconnect: bool,
     pub(super) time_limit: Option<Duration>,
+    pub(super) tx_use: TxUse,
+    /// Operations of which it was said that their handlers do not take `Tx`.
+    pub(super) warned: Arc<Warned>,
+    /// Whether it was said that more is kept than was asked for.
+    raised: Arc<AtomicBool>,
     /// `None`: as the kind of keys has it.
     pub(super) header: Option<HeaderName>,
     pub(super) key: KeyRules,
@@ -78,13 +93,17 @@ impl IdempotencyLayer {
     /// An application with one owner writes `|_| Some(Scope::global())`.
     pub fn new(idempotency: Idempotency, scope: impl Fn(&Parts) -> Option<Scope> + Send + Sync + 'static) -> Self {
         Self(Arc::new(Config {
-            idempotency,
+            idempotency: idempotency.with_time_limit(TIME_LIMIT),
             scope: Arc::new(scope),
+            local_settings: None,
             operation: None,
             methods: HashSet::from([Method::POST, Method::PATCH]),
             required: true,
             cancel_on_disconnect: false,
-            time_limit: None,
+            time_limit: Some(TIME_LIMIT),
+            tx_use: TxUse::Expected,
+            warned: Arc::default(),
+            raised: Arc::default(),
             header: None,
             key: KeyRules::default(),
             max_request_bytes: 1024 * 1024,
@@ -114,18 +133,16 @@ impl IdempotencyLayer {
         &self.0
     }
 
-    pub(super) fn idempotency(&self) -> Idempotency {
-        self.0.idempotency.clone()
-    }
-
-    pub(super) fn checked(self) -> Result<Self, InvalidRetention> {
-        self.idempotency().checked(self.0.time_limit.unwrap_or_default())?;
-        Ok(self)
-    }
-
     pub(super) fn with(mut self, change: impl FnOnce(&mut Config)) -> Self {
         change(Arc::make_mut(&mut self.0));
         self
+    }
+
+    pub(super) fn with_idempotency(self, change: impl FnOnce(Idempotency) -> Idempotency) -> Self {
+        self.with(|config| {
+            config.idempotency = change(config.idempotency.clone());
+            config.raised = Arc::default();
+        })
     }
 }
 
@@ -133,6 +150,7 @@ impl<S> Layer<S> for IdempotencyLayer {
     type Service = IdempotencyService<S>;
 
     fn layer(&self, inner: S) -> IdempotencyService<S> {
+        self.0.say_what_is_raised();
         IdempotencyService::new(inner, self.0.clone())
     }
 }
@@ -152,9 +170,21 @@ impl Config {
         self.key.find(headers, self.header(), self.idempotency.keys())
     }
 
-    /// How long a duplicate may have to wait for an answer, if that is limited.
-    pub(super) fn longest_execution(&self) -> Duration {
-        self.time_limit.unwrap_or_default().saturating_add(self.idempotency.longest_wait())
+    /// The settings of a request's transaction.
+    pub(super) fn local_settings(&self, parts: &Parts) -> LocalSettings {
+        self.local_settings.as_ref().map_or_else(LocalSettings::new, |settings| settings(parts))
+    }
+
+    fn say_what_is_raised(&self) {
+        if self.idempotency.is_raised() && !self.raised.swap(true, Ordering::Relaxed) {
+            let operation = self.operation.as_ref().map(Operation::as_str);
+            warn!(
+                operation,
+                retention = ?self.idempotency.retention_in_force(),
+                "the retention or window that was set is not longer than a duplicate may wait and a handler may take; \
+                 keys are kept for longer than those"
+            );
+        }
     }
 
     pub(super) fn disposition(&self, parts: &response::Parts) -> Disposition {

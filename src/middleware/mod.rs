@@ -27,7 +27,7 @@
 //!
 //! # fn app(pool: sqlx::PgPool) -> Router {
 //! // The authentication outside puts the tenant into the request's extensions.
-//! let idempotent = IdempotencyLayer::new(Idempotency::new(pool), |parts| {
+//! let idempotent = IdempotencyLayer::new(Idempotency::new(&pool), |parts| {
 //!     parts.extensions.get::<TenantId>().map(|tenant| Scope::new(&tenant.0))
 //! });
 //! Router::new()
@@ -103,6 +103,7 @@ mod rejection;
 mod service;
 mod settings;
 mod tx;
+mod tx_use;
 
 pub use self::{
     codec::BodyCodec,

@@ -40,7 +40,7 @@ impl IdempotencyLayer {
     #[must_use]
     pub fn policy(&self) -> Policy {
         let config = self.config();
-        let (kept, keys) = (config.idempotency.kept(), config.idempotency.keys());
+        let (kept, keys) = (config.idempotency.retention_in_force(), config.idempotency.keys_in_force());
         let mut methods: Vec<_> = config.methods.iter().cloned().collect();
         methods.sort_by(|one, other| one.as_str().cmp(other.as_str()));
         let (window, replay) = match keys {

@@ -1,15 +1,16 @@
 //! What the client is told of an outcome or a failure.
 
 use super::rejection::{Rejection, RejectionKind};
-use crate::{Error, ErrorKind, Tombstone, Untimely, error::Ended};
+use crate::{
+    Error, ErrorKind, Tombstone, Untimely,
+    error::{Ended, Unavailable},
+};
 
 impl From<Error> for Rejection {
     /// What the client may know of `error`; the rest is for the log.
     fn from(error: Error) -> Self {
         let (kind, detail) = match error.kind() {
-            ErrorKind::StoreUnavailable => {
-                (RejectionKind::StoreUnavailable, "nothing of the request was kept; repeat it with the same key")
-            }
+            ErrorKind::StoreUnavailable => (RejectionKind::StoreUnavailable, unavailable(&error)),
             ErrorKind::Conflict => (
                 RejectionKind::StoreUnavailable,
                 "the request met a concurrent one and was undone; repeat it with the same key",
@@ -29,6 +30,14 @@ impl From<Error> for Rejection {
                         "the handler ran COMMIT on its connection; what it did until then is durable, no answer was \
                          stored, and the key is not executed again"
                     }
+                    Some(Ended::Refused) => {
+                        "the handler's transaction had ended before it responded: it ran ROLLBACK or COMMIT on its \
+                         connection, or did not pass on that a savepoint failed; nothing was kept, the key is free"
+                    }
+                    Some(Ended::ReadOnly) => {
+                        "the handler made its transaction read-only, so that its response could not be stored; nothing \
+                         was kept, the key is free"
+                    }
                     Some(Ended::RolledBack) => {
                         "the handler ran ROLLBACK on its connection; what it did after that is durable, no answer \
                          was stored, and the key is free"
@@ -37,7 +46,7 @@ impl From<Error> for Rejection {
                         "the handler left a savepoint open on its connection; nothing was kept, the key is free"
                     }
                     Some(Ended::Either) | None => {
-                        "the handler ran COMMIT or ROLLBACK on its connection; what it did in between is durable"
+                        "the handler ended its transaction itself; what it committed so is durable"
                     }
                 },
             ),
@@ -55,6 +64,11 @@ impl From<Error> for Rejection {
                 "the idempotency table is missing or outdated; the application has to run \
                  axum_idempotency::migrate() before it serves requests",
             ),
+            ErrorKind::InvalidSetting => (
+                RejectionKind::Misconfigured,
+                "a setting of the request's transaction has a name or a value that the database does not take; nothing \
+                 was executed",
+            ),
             ErrorKind::KeyWithoutTime => return Self::key_without_time(),
             ErrorKind::KeyExpired => return Self::untimely(Untimely::Expired),
             ErrorKind::KeyFromFuture => return Self::untimely(Untimely::FromFuture),
@@ -71,6 +85,39 @@ impl From<Error> for Rejection {
             }
         };
         Self::new(kind, detail)
+    }
+}
+
+/// Why the database could not serve, without what only concerns its operator.
+fn unavailable(error: &Error) -> &'static str {
+    match error.why_unavailable() {
+        Some(Unavailable::NoAnswer(_)) => {
+            "the database did not answer in time; nothing of the request was kept; repeat it with the same key"
+        }
+        Some(Unavailable::InUse { .. }) => {
+            "all connections to the database were in use; nothing was executed; repeat the request with the same key"
+        }
+        Some(Unavailable::Full { .. }) => {
+            "the database takes no more connections; nothing was executed; repeat the request with the same key"
+        }
+        Some(Unavailable::Down(_)) => {
+            "the database is down or starting up; nothing was executed; repeat the request with the same key"
+        }
+        Some(Unavailable::ReadOnly(_)) => {
+            "the database takes no writes at the moment; nothing was kept; repeat the request with the same key"
+        }
+        Some(Unavailable::Parameters(_)) => {
+            "the database refuses the service's connections; nothing was executed; its operator has to change a setting"
+        }
+        Some(Unavailable::Closed) => {
+            "the service is shutting down; nothing was executed; repeat the request with the same key"
+        }
+        Some(Unavailable::Locked) => {
+            "the database was held up by a lock; nothing of the request was kept; repeat it with the same key"
+        }
+        Some(Unavailable::Unfit | Unavailable::NoRuntime) | None => {
+            "nothing of the request was kept; repeat it with the same key"
+        }
     }
 }
 

@@ -132,8 +132,9 @@ where
     R: HttpBody<Data = Bytes> + Send + 'static,
     R::Error: Into<BoxError>,
 {
+    let settings = config.local_settings(&parts);
     let Some(Sent { key, first }) = config.find(&parts.headers)? else {
-        return keyless(config, inner, parts, body, operation).await;
+        return keyless(config, inner, parts, body, operation, settings).await;
     };
     let scope = (config.scope)(&parts).filter(|scope| !scope.is_blank()).ok_or_else(Rejection::unscoped)?;
     config.fingerprint.admit(&parts)?;
@@ -146,7 +147,7 @@ where
         Read::Broken(_) => return Err(Rejection::request_unreadable().into()),
     };
     let fingerprint = config.fingerprint.of(&parts, &body.bytes);
-    let mut request = IdempotentRequest::new(scope, operation.clone(), key, fingerprint);
+    let mut request = IdempotentRequest::new(scope, operation.clone(), key, fingerprint).with_local_settings(settings);
     if let Some(first) = first {
         request = request.with_first_sent(first);
     }

@@ -12,9 +12,10 @@ use super::{
     disposition::Disposition,
     layer::IdempotencyLayer,
     rejection::{Rejection, RejectionKind},
+    tx_use::TxUse,
 };
 use crate::{
-    Concurrency, Fingerprint, IdempotencyKey, InvalidRetention, Operation, Retention, StoredResponse, TimeBearing,
+    Concurrency, Fingerprint, IdempotencyKey, LocalSettings, Operation, Retention, StoredResponse, TimeBearing,
 };
 
 /// # What is handled
@@ -49,54 +50,76 @@ impl IdempotencyLayer {
     }
 
     /// How long keys are remembered, if not as [`Idempotency::retention`](crate::Idempotency::retention) says. A handler
-    /// changes it for one answer by returning a [`Retention`] as a part of its response; what does not outlast the wait of a
-    /// duplicate and the [`time_limit`](Self::time_limit) together counts as a millisecond more than those.
+    /// changes it for one response by returning a [`Retention`] as a part of it.
     ///
-    /// Without a time limit only the wait counts: a handler that takes longer than the window is executed once, but its
-    /// answer is forgotten at once.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidRetention::WithinWait`] if it is not longer than a duplicate may wait and a handler may take.
-    pub fn retention(self, retention: Retention) -> Result<Self, InvalidRetention> {
-        let idempotency = self.idempotency().retention(retention)?;
-        self.with(|config| config.idempotency = idempotency).checked()
+    /// What does not outlast the wait of a duplicate and the [`time_limit`](Self::time_limit) together counts as a
+    /// millisecond more than those; that is said once, at `WARN`, when the layer is added. Without a time limit only the
+    /// wait counts: a handler that takes longer than the retention is executed once, but its response is forgotten at once.
+    pub fn retention(self, retention: Retention) -> Self {
+        self.with_idempotency(|idempotency| idempotency.retention(retention))
     }
 
     /// Keys bear a time, if not as [`Idempotency::time_bearing`](crate::Idempotency::time_bearing) says. A key without it
     /// is refused with 400 `invalid-key`, one that is too old with 412 `key-expired`, and one from the future with 400
-    /// `key-from-future`.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidRetention::WithinWait`] if the window is not longer than a duplicate may wait and a handler may take.
-    pub fn time_bearing(self, keys: TimeBearing) -> Result<Self, InvalidRetention> {
-        let idempotency = self.idempotency().time_bearing(keys)?;
-        self.with(|config| config.idempotency = idempotency).checked()
+    /// `key-from-future`. A window that is too short counts as longer, as for [`retention`](Self::retention).
+    pub fn time_bearing(self, keys: TimeBearing) -> Self {
+        self.with_idempotency(|idempotency| idempotency.time_bearing(keys))
     }
 
     /// What happens to duplicates of a running request, if not what
     /// [`Idempotency::concurrency`](crate::Idempotency::concurrency) says.
-    ///
-    /// # Errors
-    ///
-    /// [`InvalidRetention::WithinWait`] if keys are not remembered for longer than that and a handler's time limit.
-    pub fn concurrency(self, concurrency: Concurrency) -> Result<Self, InvalidRetention> {
-        let idempotency = self.idempotency().concurrency(concurrency)?;
-        self.with(|config| config.idempotency = idempotency).checked()
+    pub fn concurrency(self, concurrency: Concurrency) -> Self {
+        self.with_idempotency(|idempotency| idempotency.concurrency(concurrency))
     }
 
-    /// How long a handler may take to answer a request with a key, to the last byte of its body. After that it is
-    /// dropped, its work is rolled back, and the client gets 503 `time-limit`. Default: without a limit.
+    /// How long a handler may take to respond to a request with a key, to the last byte of the body. After that it is
+    /// dropped, its work is rolled back, and the client gets 503 `time-limit`. Default: 60 seconds, longer than nearly every
+    /// client waits. `None`: without a limit.
     ///
-    /// A statement that runs in the database meanwhile ends by itself, and keeps the key until then: give the role a
+    /// A handler that waits for itself is why there is one: it inserts a value by its `Tx`, and then the same value by the
+    /// application's pool, which waits for the first. PostgreSQL sees no deadlock in that. The refusal says so, where
+    /// another connection waited for the request's transaction.
+    ///
+    /// A statement that runs in the database meanwhile keeps the key until the server notices that its client is gone:
+    /// within two seconds on [the engine's own pool](crate::Idempotency::new). Elsewhere give the role a
     /// `statement_timeout` too.
+    pub fn time_limit(self, limit: impl Into<Option<Duration>>) -> Self {
+        let limit = limit.into();
+        self.with(|config| config.time_limit = limit)
+            .with_idempotency(|idempotency| idempotency.with_time_limit(limit.unwrap_or_default()))
+    }
+
+    /// A handler that responds with 2xx to a request with a key, and has not taken its [`Tx`](crate::Tx), is refused: 500
+    /// `misconfigured`, rolled back. For tests, and for those who want to be sure.
     ///
-    /// # Errors
+    /// Such a handler looks protected and is not: what it writes by another connection is neither undone by a 500 nor
+    /// committed with its response. Default: it is let through, and said at `WARN`, once for each operation.
+    pub fn require_tx(self) -> Self {
+        self.with(|config| config.tx_use = TxUse::Required)
+    }
+
+    /// Handlers have no effects in this database, so they need no [`Tx`](crate::Tx), and nothing is said about it.
+    pub fn without_tx(self) -> Self {
+        self.with(|config| config.tx_use = TxUse::Unneeded)
+    }
+
+    /// Settings of PostgreSQL for each request's transaction, from its head, as for row-level security. Default: none.
     ///
-    /// [`InvalidRetention::WithinWait`] if keys are not remembered for longer than that and the wait of a duplicate.
-    pub fn time_limit(self, limit: Duration) -> Result<Self, InvalidRetention> {
-        self.with(|config| config.time_limit = Some(limit)).checked()
+    /// They are sent in the message that begins the transaction, for requests with a key and without one, and cost no round
+    /// trip. With them a replay takes three round trips even where the process has seen the key.
+    ///
+    /// ```
+    /// # use axum_idempotency::{IdempotencyLayer, LocalSettings};
+    /// # #[derive(Clone)] struct TenantId(String);
+    /// # fn f(layer: IdempotencyLayer) -> IdempotencyLayer {
+    /// layer.with_local_settings(|parts| match parts.extensions.get::<TenantId>() {
+    ///     Some(tenant) => LocalSettings::new().set("app.tenant", &tenant.0),
+    ///     None => LocalSettings::new(),
+    /// })
+    /// # }
+    /// ```
+    pub fn with_local_settings(self, settings: impl Fn(&Parts) -> LocalSettings + Send + Sync + 'static) -> Self {
+        self.with(|config| config.local_settings = Some(Arc::new(settings)))
     }
 
     /// A request whose client goes away, or that an outer timeout gives up, is rolled back, and its key is free. For

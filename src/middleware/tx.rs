@@ -10,8 +10,8 @@ use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
 use super::rejection::{Rejection, RejectionKind};
 use crate::{
-    Error, ErrorKind, Idempotency,
-    engine::{Attempt, Unkeyed, probe},
+    Error, ErrorKind, Idempotency, LocalSettings,
+    engine::{Attempt, Slow, Unkeyed, probe},
 };
 
 /// The request's connection, as an extractor: what a handler writes through it is committed together with its
@@ -95,12 +95,17 @@ impl<S: Sync> FromRequestParts<S> for Tx {
         let Ok(mut state) = slot.0.try_lock_owned() else {
             return Err(misuse("the handler extracts Tx twice; pass the first one on instead"));
         };
-        if let State::Unbegun(idempotency) = &*state {
-            let unkeyed = Unkeyed::begin(idempotency).await;
-            *state = State::Open(Box::new(Open::Unkeyed(unkeyed.map_err(super::service::logged)?)));
+        if let State::Unbegun(unbegun) = &*state {
+            let (idempotency, settings) = &**unbegun;
+            let unkeyed = Unkeyed::begin(idempotency, settings.clone()).await;
+            let open = Open::Unkeyed(unkeyed.map_err(super::service::logged)?);
+            *state = State::Open { open: Box::new(open), taken: true };
         }
         OwnedMutexGuard::try_map(state, |state| match state {
-            State::Open(open) => Some(&mut **open),
+            State::Open { open, taken } => {
+                *taken = true;
+                Some(&mut **open)
+            }
             State::Unbegun(_) | State::Ended => None,
         })
         .map(Tx)
@@ -122,9 +127,20 @@ pub(super) struct Slot(Arc<Mutex<State>>);
 #[derive(Debug)]
 enum State {
     /// A request without a key: a transaction begins when it is asked for.
-    Unbegun(Idempotency),
-    Open(Box<Open>),
+    Unbegun(Box<(Idempotency, LocalSettings)>),
+    /// `taken`: whether a handler has asked for it.
+    Open {
+        open: Box<Open>,
+        taken: bool,
+    },
     Ended,
+}
+
+/// A transaction that the handler has given back, and whether it ever had it.
+#[derive(Debug)]
+pub(super) struct Returned {
+    pub(super) open: Open,
+    pub(super) taken: bool,
 }
 
 /// An open transaction, with a key or without.
@@ -152,11 +168,23 @@ impl Open {
 
 impl Slot {
     pub(super) fn of(attempt: Attempt) -> Self {
-        Self(Arc::new(Mutex::new(State::Open(Box::new(Open::Attempt(attempt))))))
+        let open = Box::new(Open::Attempt(attempt));
+        Self(Arc::new(Mutex::new(State::Open { open, taken: false })))
     }
 
-    pub(super) fn unbegun(idempotency: Idempotency) -> Self {
-        Self(Arc::new(Mutex::new(State::Unbegun(idempotency))))
+    pub(super) fn unbegun(idempotency: Idempotency, settings: LocalSettings) -> Self {
+        Self(Arc::new(Mutex::new(State::Unbegun(Box::new((idempotency, settings))))))
+    }
+
+    /// Why a handler that is out of time may have been so slow, as far as its connection knows.
+    pub(super) async fn why_so_slow(&self) -> Option<Slow> {
+        match &mut *self.0.try_lock().ok()? {
+            State::Open { open, .. } => match &mut **open {
+                Open::Attempt(attempt) => attempt.why_so_slow().await,
+                Open::Unkeyed(_) => None,
+            },
+            State::Unbegun(_) | State::Ended => None,
+        }
     }
 
     /// Takes the transaction back after the handler has answered; `None` if there never was one.
@@ -164,7 +192,7 @@ impl Slot {
     /// # Errors
     ///
     /// Somebody still holds the connection. It is rolled back when he drops it.
-    pub(super) fn take(&self) -> Result<Option<Open>, Rejection> {
+    pub(super) fn take(&self) -> Result<Option<Returned>, Rejection> {
         let Ok(mut state) = self.0.try_lock() else {
             return Err(Rejection::new(
                 RejectionKind::ConnectionHeld,
@@ -173,7 +201,7 @@ impl Slot {
             ));
         };
         match std::mem::replace(&mut *state, State::Ended) {
-            State::Open(open) => Ok(Some(*open)),
+            State::Open { open, taken } => Ok(Some(Returned { open: *open, taken })),
             State::Unbegun(_) | State::Ended => Ok(None),
         }
     }
@@ -185,7 +213,7 @@ impl Slot {
     /// The handler has ended the transaction itself. Other failures mean a connection that is gone, and the server rolls
     /// back on its own.
     pub(super) async fn release(&self) -> Result<(), Error> {
-        let released = match self.take() {
+        let released = match self.take().map(|returned| returned.map(|returned| returned.open)) {
             Ok(Some(Open::Attempt(attempt))) => attempt.release().await,
             Ok(Some(Open::Unkeyed(unkeyed))) => unkeyed.rollback().await,
             Ok(None) | Err(_) => Ok(()),

@@ -5,9 +5,9 @@ use std::time::Duration;
 use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
 use super::{
-    Prepared,
+    Sending,
     claim_timed::{CLAIM_TIMED, verdict},
-    error::{before_commit, has_no_partition, is_timeout},
+    error::{before_commit, has_no_partition, is_timeout, waited_for_a_row},
     place::{Place, Statements, at_key},
     row::{Columns, Stored, stored, window},
 };
@@ -16,14 +16,17 @@ use crate::{Error, IdempotentRequest, Retention, StoredResponse, Untimely, Windo
 /// What the claim statement found.
 #[derive(Debug)]
 pub(crate) enum Claimed {
-    /// The row is ours, for this window. It is visible to others once the transaction commits.
-    Ours(Window),
+    /// The row is ours, for this window. It is visible to others once the transaction commits. Where transactions are
+    /// serializable, with its place.
+    Ours(Window, Option<Box<str>>),
     /// An answered row was there.
     Answered(Stored),
     /// A transaction that is still open holds the row.
     Held,
     /// Likewise, and it did not end in time. PostgreSQL has given up this transaction.
     TimedOut,
+    /// The wait for some lock took too long, and not for a row of ours. PostgreSQL has given up this transaction.
+    Blocked,
     /// Somebody's row was in the way and is gone, or an expired one was replaced: ask again.
     Lost,
     /// The key bears a time at which it cannot be executed. It may have been claimed: roll back.
@@ -53,7 +56,9 @@ pub(crate) struct Terms<'a> {
     pub(crate) timing: Option<Timing>,
     /// To be written at once.
     pub(crate) answer: Option<&'a StoredResponse>,
-    pub(crate) prepared: Prepared,
+    pub(crate) sending: Sending,
+    /// Whether transactions are serializable, unless they say otherwise.
+    pub(crate) serializable: bool,
 }
 
 /// A key's time, and what is accepted; all in microseconds.
@@ -102,7 +107,7 @@ impl Wait {
 }
 
 macro_rules! claim_at_once {
-    ($before:literal, $gate:literal, $after:literal, $join:literal) => {
+    ($before:literal, $gate:literal, $after:literal, $join:literal, $place:literal) => {
         concat!(
             "with ",
             $before,
@@ -115,9 +120,11 @@ macro_rules! claim_at_once {
             $gate,
             "
   on conflict (scope, operation, key) do nothing
-  returning created_at, expires_at, replay_until
+  returning created_at, expires_at, replay_until, ",
+            $place,
+            " as place
 )
-select claim.created_at is not null as ours, ",
+select claim.created_at is not null as ours, claim.place, ",
             $after,
             "
        present.fingerprint, present.status, present.header_names, present.header_values, present.body,
@@ -132,7 +139,11 @@ select claim.created_at is not null as ours, ",
             $join,
             "
   left join claim on true
-  left join idempotency.keys present on present.scope = $1 and present.operation = $2 and present.key = $3"
+  left join (
+    select *
+      from idempotency.keys
+     where scope = $1 and operation = $2 and key = $3 and not exists (select from claim)
+  ) present on true"
         )
     };
 }
@@ -144,7 +155,15 @@ select claim.created_at is not null as ours, ",
 /// taken without an attempt at the row, which would wait. Where an engine has no such locks, it is as if it were free.
 /// The insert alone decides who executes. If there is a row, it does nothing, so a replay costs no transaction id; if the
 /// row has expired, it is to be taken over by the next statement, provided that its lock is `free`.
-const CLAIM_AT_ONCE: &str = claim_at_once!("", " where pg_try_advisory_xact_lock($11)", "", "");
+///
+/// The row is looked for only if the insert did nothing.
+const CLAIM_AT_ONCE: &str = claim_at_once!("", " where pg_try_advisory_xact_lock($11)", "", "", "null::text");
+
+/// Likewise where transactions are serializable, with the place of the new row. PostgreSQL takes note there of every page
+/// of an index that a transaction reads; two that claim unrelated keys on one page, and have read it, count as a conflict
+/// with each other, and one of them fails. By its place the row is answered without reading the index.
+const CLAIM_AT_ONCE_SERIALIZABLE: &str =
+    claim_at_once!("", " where pg_try_advisory_xact_lock($11)", "", "", "ctid::text");
 
 /// Likewise, with a bound for the wait that there may be nevertheless, behind the pruner or an operator: for transactions
 /// of the caller's, on which no timer can be set.
@@ -156,7 +175,8 @@ const CLAIM_AT_ONCE_BOUNDED: &str = claim_at_once!(
      ), ",
     " from gate ",
     " set_config('lock_timeout', setting.lock_timeout, true), ",
-    " cross join setting "
+    " cross join setting ",
+    "null::text"
 );
 
 /// The claim of those who wait for whoever holds the row, or take over one that has expired. Top to bottom:
@@ -240,6 +260,9 @@ pub(crate) async fn claim(
     let asked = match (terms.timing, wait) {
         (Some(_), _) => ask(connection, request, place.of(&CLAIM_TIMED), Some(wait), terms).await,
         (None, Wait::UpTo(_)) => ask(connection, request, CLAIM_WAITING, Some(wait), terms).await,
+        (None, Wait::Never) if terms.serializable => {
+            ask(connection, request, CLAIM_AT_ONCE_SERIALIZABLE, None, terms).await
+        }
         (None, Wait::Never) => ask(connection, request, CLAIM_AT_ONCE, None, terms).await,
         (None, Wait::NextToNothing) => ask(connection, request, CLAIM_AT_ONCE_BOUNDED, Some(wait), terms).await,
     };
@@ -254,7 +277,8 @@ pub(crate) async fn claim(
     };
     let row = match asked {
         Ok(row) => row,
-        Err(error) if is_timeout(&error) => return Ok(Claimed::TimedOut),
+        Err(error) if is_timeout(&error) && waited_for_a_row(&error) => return Ok(Claimed::TimedOut),
+        Err(error) if is_timeout(&error) => return Ok(Claimed::Blocked),
         Err(error) if has_no_partition(&error) => return Ok(Claimed::NoPartition),
         Err(error) => return Err(before_commit(error)),
     };
@@ -264,13 +288,15 @@ pub(crate) async fn claim(
         return Ok(claimed);
     }
     if row.try_get("ours").map_err(before_commit)? {
-        return Ok(Claimed::Ours(window(&row)?));
+        // Only the statement for serializable transactions tells it.
+        let place = row.try_get("place").unwrap_or_default();
+        return Ok(Claimed::Ours(window(&row)?, place));
     }
     if let Some(stored) = stored(&row)? {
         return Ok(Claimed::Answered(stored));
     }
     // Somebody's row was in the way, or his lock. If he has committed meanwhile, it can be seen now.
-    let found = look(connection, request, place, terms.prepared).await?;
+    let found = look(connection, request, place, terms.sending).await?;
     Ok(match (found, wait) {
         (Some(stored), _) => Claimed::Answered(stored),
         (None, Wait::Never | Wait::NextToNothing) => Claimed::Held,
@@ -306,7 +332,7 @@ async fn ask(
         query =
             query.bind(wait.is_some_and(Wait::waits)).bind(born).bind(window).bind(keep).bind(skew).bind(partitioned);
     }
-    query.persistent(terms.prepared.kept()).fetch_one(connection).await
+    query.persistent(terms.sending.kept).fetch_one(connection).await
 }
 
 /// The answer, if there is one. Needs no transaction.
@@ -314,13 +340,23 @@ pub(crate) async fn look(
     connection: &mut PgConnection,
     request: &IdempotentRequest,
     place: Place,
-    prepared: Prepared,
+    sending: Sending,
 ) -> Result<Option<Stored>, Error> {
     let query = sqlx::query(place.of(&READ))
         .bind(request.scope().as_stored())
         .bind(request.operation().as_str())
         .bind(request.key().as_str());
-    let row: Option<PgRow> =
-        place.bind(query).persistent(prepared.kept()).fetch_optional(connection).await.map_err(before_commit)?;
+    let row = sending.ask(place.bind(query).persistent(sending.kept).fetch_optional(connection)).await?;
     Ok(row.as_ref().map(stored).transpose()?.flatten())
+}
+
+/// Does somebody execute the request? To be asked in another transaction than the one that waited in vain: the lock, if it is
+/// free, is kept until that ends.
+pub(crate) async fn is_executed_elsewhere(
+    connection: &mut PgConnection,
+    request: &IdempotentRequest,
+    sending: Sending,
+) -> Result<bool, Error> {
+    let query = sqlx::query_scalar("select not pg_try_advisory_xact_lock($1)").bind(request.lock_number());
+    sending.ask(query.persistent(sending.kept).fetch_one(connection)).await
 }

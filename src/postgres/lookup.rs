@@ -1,14 +1,13 @@
 //! What became of a key, for an operator.
 
 use http::StatusCode;
-use sqlx::{PgPool, Row as _, postgres::PgRow};
+use sqlx::{Row as _, postgres::PgRow};
 
 use super::{
-    Place, Prepared,
+    Connections, Place,
     error::before_commit,
     place::{Statements, at_key},
     row::window,
-    transaction::Transaction,
 };
 use crate::{Error, ErrorKind, Found, IdempotencyKey, Operation, Scope};
 
@@ -29,22 +28,14 @@ macro_rules! lookup {
 const LOOKUP: Statements = [lookup!(keys), lookup!(timed_keys, "$4")];
 
 pub(crate) async fn lookup(
-    pool: &PgPool,
+    connections: &Connections,
     scope: &Scope,
     operation: &Operation,
     key: &IdempotencyKey,
     place: Place,
-    prepared: Prepared,
 ) -> Result<Option<Found>, Error> {
-    let mut transaction = Transaction::own(pool).await?;
     let query = sqlx::query(place.of(&LOOKUP)).bind(scope.as_stored()).bind(operation.as_str()).bind(key.as_str());
-    let row = place
-        .bind(query)
-        .persistent(prepared.kept())
-        .fetch_optional(transaction.connection())
-        .await
-        .map_err(before_commit)?;
-    transaction.rollback().await?;
+    let row = connections.look(place.bind(query)).await?;
     row.as_ref().map(found).transpose()
 }
 

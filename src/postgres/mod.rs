@@ -1,32 +1,28 @@
 //! Floor 2, lower half: the only SQL of the crate.
 
+pub(crate) mod begin;
 pub(crate) mod claim;
 mod claim_timed;
+pub(crate) mod connections;
 pub(crate) mod error;
+mod literal;
 pub(crate) mod lookup;
+mod own;
 pub(crate) mod partitions;
 mod place;
 pub(crate) mod prune;
 pub(crate) mod record;
 pub(crate) mod row;
 pub(crate) mod schema;
+#[cfg(feature = "axum")]
+pub(crate) mod slow;
 pub(crate) mod stats;
 pub(crate) mod transaction;
 #[cfg(feature = "axum")]
 pub(crate) mod unkeyed;
 pub(crate) mod windows;
 
-pub(crate) use self::place::Place;
-
-/// Whether statements stay prepared on their connection, which a pooler that works by transactions does not allow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Prepared {
-    Kept,
-    Once,
-}
-
-impl Prepared {
-    fn kept(self) -> bool {
-        self == Self::Kept
-    }
-}
+pub(crate) use self::{
+    connections::{Connections, PoolSettings, Sending},
+    place::Place,
+};

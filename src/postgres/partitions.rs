@@ -3,11 +3,14 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Executor as _, PgPool, Row as _};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use tokio::time::timeout;
 
-use super::{Prepared, error::before_commit, transaction::Transaction};
-use crate::{Error, ErrorKind};
+use super::{
+    Connections, Sending,
+    error::{before_commit, is_timeout},
+};
+use crate::{Error, error::Connection};
 
 /// Nobody else makes partitions, or chooses one to drop, meanwhile. The number means nothing.
 const LOCK: &str = "select pg_advisory_xact_lock(5830176230841920143)";
@@ -52,59 +55,65 @@ select inherits.inhdetachpending as half_detached
  where class.oid = to_regclass('idempotency.' || $1)
 ";
 
-/// How long a partition may take to be detached: until the last transaction that uses the table has ended.
+/// How long the server waits, without holding anybody up, for those who use the table when a partition is to be detached.
 const DETACH_LIMIT: Duration = Duration::from_secs(30);
+
+/// A session that may change the table outside a transaction, and ends its own wait. It is closed afterwards.
+const DETACH_SESSION: &str = "set default_transaction_read_only = off; set statement_timeout = '30s'";
+
+/// Ending what somebody else has begun locks the table against those who make partitions. So it waits for a shorter time
+/// than they do, however long a reader stays, and is tried again in the next round.
+const FINALIZE_LIMIT: &str = "set local statement_timeout = '500ms'";
 
 const SECOND: i64 = 1_000_000;
 
 /// Is the partitioned table there, and is it this role's to change? If not, somebody else has to prune it.
-pub(crate) async fn are_ours(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
+pub(crate) async fn are_ours(connections: &Connections) -> Result<bool, Error> {
     let ours = "select exists (
         select from pg_catalog.pg_class
          where oid = to_regclass('idempotency.timed_keys') and pg_has_role(relowner, 'usage')
-    )";
-    ask(pool, ours, prepared).await
+    ) as yes";
+    ask(connections, ours).await
 }
 
 /// Is the partitioned table there?
-pub(crate) async fn exist(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
-    ask(pool, "select to_regclass('idempotency.timed_keys') is not null", prepared).await
+pub(crate) async fn exist(connections: &Connections) -> Result<bool, Error> {
+    ask(connections, "select to_regclass('idempotency.timed_keys') is not null as yes").await
 }
 
-async fn ask(pool: &PgPool, question: &'static str, prepared: Prepared) -> Result<bool, Error> {
-    let mut transaction = Transaction::own(pool).await?;
-    let there = sqlx::query_scalar(question)
-        .persistent(prepared.kept())
-        .fetch_one(transaction.connection())
-        .await
-        .map_err(before_commit)?;
-    transaction.rollback().await?;
-    Ok(there)
+async fn ask(connections: &Connections, question: &'static str) -> Result<bool, Error> {
+    let row = connections.look(sqlx::query(question)).await?;
+    row.map_or(Ok(false), |row| row.try_get("yes").map_err(before_commit))
 }
 
 /// Makes the partitions that are missing, and says how many those were. Claims go on meanwhile.
-pub(crate) async fn ensure(pool: &PgPool, prepared: Prepared) -> Result<u64, Error> {
-    let mut transaction = Transaction::own(pool).await?;
-    let connection = transaction.connection();
-    connection.execute(LOCK).await.map_err(before_commit)?;
-    let range = sqlx::query(RANGE).persistent(prepared.kept()).fetch_one(&mut *connection).await;
-    let range = range.map_err(before_commit)?;
+pub(crate) async fn ensure(connections: &Connections) -> Result<u64, Error> {
+    let mut transaction = connections.begin_own().await?;
+    let made = make_missing(transaction.connection(), connections.sending()).await;
+    match transaction.note(made)? {
+        0 => transaction.rollback().await.map(|()| 0),
+        made => transaction.commit().await.map(|()| made),
+    }
+}
+
+async fn make_missing(connection: &mut PgConnection, sending: Sending) -> Result<u64, Error> {
+    sending.ask(connection.execute(LOCK)).await?;
+    let range = sqlx::query(RANGE).persistent(sending.kept).fetch_one(&mut *connection);
+    let range = sending.ask(range).await?;
     let number = |column| range.try_get::<Option<i64>, _>(column).map_err(before_commit);
     let (Some(now), Some(window), Some(skew)) = (number("now")?, number("window_us")?, number("skew_us")?) else {
-        transaction.rollback().await?;
         return Ok(0);
     };
-    let rows = sqlx::query(BOUNDS).persistent(prepared.kept()).fetch_all(&mut *connection).await;
+    let rows = sqlx::query(BOUNDS).persistent(sending.kept).fetch_all(&mut *connection);
     let mut there = Vec::new();
-    for row in rows.map_err(before_commit)? {
+    for row in sending.ask(rows).await? {
         let bound = |column| row.try_get::<i64, _>(column).map_err(before_commit);
         there.push((bound("lower")?, bound("upper")?));
     }
     let missing = missing(&there, now, window, skew);
     for (lower, upper) in &missing {
-        connection.execute(AssertSqlSafe(create(*lower, *upper))).await.map_err(before_commit)?;
+        sending.ask(connection.execute(AssertSqlSafe(create(*lower, *upper)))).await?;
     }
-    transaction.commit().await?;
     Ok(missing.len() as u64)
 }
 
@@ -144,56 +153,77 @@ fn create(lower: i64, upper: i64) -> String {
     )
 }
 
-/// Drops a partition of which everything has expired, and says whether there was one. Claims go on meanwhile.
-pub(crate) async fn drop_one(pool: &PgPool, prepared: Prepared) -> Result<bool, Error> {
-    let mut transaction = Transaction::own(pool).await?;
-    transaction.connection().execute(LOCK).await.map_err(before_commit)?;
-    let due: Option<String> = sqlx::query_scalar(DUE)
-        .persistent(prepared.kept())
-        .fetch_optional(transaction.connection())
-        .await
-        .map_err(before_commit)?;
+/// Drops a partition of which everything has expired, and says whether there was one. Claims go on meanwhile; where
+/// somebody reads the table for long, it is left for a later round.
+pub(crate) async fn drop_one(connections: &Connections) -> Result<bool, Error> {
+    let sending = connections.sending();
+    let mut transaction = connections.begin_own().await?;
+    let due = async {
+        sending.ask(transaction.connection().execute(LOCK)).await?;
+        let due = sqlx::query_scalar(DUE).persistent(sending.kept).fetch_optional(transaction.connection());
+        sending.ask(due).await
+    };
+    let due: Result<Option<String>, Error> = due.await;
+    let due = transaction.note(due)?;
     transaction.commit().await?;
     let Some(name) = due else {
         return Ok(false);
     };
-    detach(pool, &name, prepared).await?;
-
-    let mut transaction = Transaction::own(pool).await?;
+    if !detach(connections, &name).await? {
+        return Ok(false);
+    }
     let drop = format!(
         "drop table if exists idempotency.{name};
          delete from idempotency.partitions where name = '{name}'"
     );
-    transaction.connection().execute(AssertSqlSafe(drop)).await.map_err(before_commit)?;
-    transaction.commit().await?;
-    Ok(true)
+    run(connections, drop).await.map(|()| true)
 }
 
-/// Waits for those who use the table, and lets nobody wait: neither fits into a transaction.
-async fn detach(pool: &PgPool, name: &str, prepared: Prepared) -> Result<(), Error> {
-    let mut transaction = Transaction::own(pool).await?;
-    let state = sqlx::query(STATE)
-        .bind(name)
-        .persistent(prepared.kept())
-        .fetch_optional(transaction.connection())
-        .await
-        .map_err(before_commit)?;
+/// Waits for those who use the table, and lets nobody wait. Says whether the partition is detached now.
+async fn detach(connections: &Connections, name: &str) -> Result<bool, Error> {
+    let state = connections.look(sqlx::query(STATE).bind(name)).await?;
     let half_detached: Option<bool> = match &state {
         Some(row) => row.try_get("half_detached").map_err(before_commit)?,
         None => None,
     };
-    let Some(half_detached) = half_detached else {
-        return transaction.rollback().await;
-    };
-    let how = if half_detached { "finalize" } else { "concurrently" };
-    let detach = format!("alter table idempotency.timed_keys detach partition idempotency.{name} {how}");
-    let mut connection = transaction.end().await?;
-    if let Ok(detached) = timeout(DETACH_LIMIT, connection.execute(AssertSqlSafe(detach))).await {
-        return detached.map(drop).map_err(before_commit);
+    let detach = format!("alter table idempotency.timed_keys detach partition idempotency.{name}");
+    match half_detached {
+        None => Ok(true),
+        Some(true) => match run(connections, format!("{FINALIZE_LIMIT}; {detach} finalize")).await {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_wait() => Ok(false),
+            Err(error) => Err(error),
+        },
+        Some(false) => detach_concurrently(connections, format!("{detach} concurrently")).await,
     }
-    // The statement goes on until the server notices.
-    connection.close_on_drop();
-    Err(Error::new(ErrorKind::StoreUnavailable))
+}
+
+/// Outside a transaction, as it has to be, and on a session of its own.
+async fn detach_concurrently(connections: &Connections, detach: String) -> Result<bool, Error> {
+    let mut lent = connections.lend().await?;
+    // Behind a pooler the session is not ours to change. There the wait is the server's until the reader has gone.
+    let session = if connections.settings().pooler { "" } else { DETACH_SESSION };
+    let detaching = async {
+        connections.sending().within(lent.execute(session)).await?;
+        lent.execute(AssertSqlSafe(detach)).await
+    };
+    let detached = timeout(DETACH_LIMIT + connections.sending().limit, detaching).await;
+    let state = if detached.is_ok() { Connection::Unfit } else { Connection::Busy };
+    lent.discard(state);
+    match detached {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(error)) if is_timeout(&error) => Ok(false),
+        Ok(Err(error)) => Err(before_commit(error)),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Statements that take no parameters, in a transaction.
+async fn run(connections: &Connections, statements: String) -> Result<(), Error> {
+    let mut transaction = connections.begin_own().await?;
+    let done = connections.sending().ask(transaction.connection().execute(AssertSqlSafe(statements))).await;
+    transaction.note(done)?;
+    transaction.commit().await
 }
 
 #[cfg(test)]

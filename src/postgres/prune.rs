@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use sqlx::{PgPool, Postgres, Row as _, postgres::PgArguments, query::Query};
+use sqlx::{Postgres, Row as _, postgres::PgArguments, query::Query};
 
-use super::{Prepared, error::before_commit, partitions, place::Statements, row::micros, transaction::Transaction};
+use super::{Connections, error::before_commit, partitions, place::Statements, row::micros};
 use crate::{Error, Pruned, Scope};
 
 /// Rows that somebody else is pruning, or taking over, are left to him.
@@ -78,29 +78,23 @@ const FORGET: Statements = [
 
 /// Deletes so many expired rows at most, and drops so many answers in each table that there is. `from` is where to begin;
 /// afterwards it is where the next batch should.
-pub(crate) async fn prune(pool: &PgPool, limit: u32, from: &AtomicI64, prepared: Prepared) -> Result<Pruned, Error> {
+pub(crate) async fn prune(connections: &Connections, limit: u32, from: &AtomicI64) -> Result<Pruned, Error> {
     let [keys, timed_keys] = FADE;
-    let deleted = delete(pool, limit, from).await?;
+    let deleted = delete(connections, limit, from).await?;
     let limit = i64::from(limit);
-    let mut pruned = Pruned { deleted, faded: batch(pool, sqlx::query(keys).bind(limit)).await?, ..Pruned::default() };
-    if partitions::are_ours(pool, prepared).await? {
-        pruned.partitions_made = partitions::ensure(pool, prepared).await?;
-        pruned.partitions_dropped = u64::from(partitions::drop_one(pool, prepared).await?);
-        pruned.faded += batch(pool, sqlx::query(timed_keys).bind(limit)).await?;
+    let faded = batch(connections, sqlx::query(keys).bind(limit)).await?;
+    let mut pruned = Pruned { deleted, faded, ..Pruned::default() };
+    if partitions::are_ours(connections).await? {
+        pruned.partitions_made = partitions::ensure(connections).await?;
+        pruned.partitions_dropped = u64::from(partitions::drop_one(connections).await?);
+        pruned.faded += batch(connections, sqlx::query(timed_keys).bind(limit)).await?;
     }
     Ok(pruned)
 }
 
-async fn delete(pool: &PgPool, limit: u32, from: &AtomicI64) -> Result<u64, Error> {
-    let mut transaction = Transaction::own(pool).await?;
-    let row = sqlx::query(PRUNE)
-        .bind(i64::from(limit))
-        .bind(from.load(Ordering::Relaxed))
-        .persistent(false)
-        .fetch_one(transaction.connection())
-        .await
-        .map_err(before_commit)?;
-    transaction.commit().await?;
+async fn delete(connections: &Connections, limit: u32, from: &AtomicI64) -> Result<u64, Error> {
+    let statement = sqlx::query(PRUNE).bind(i64::from(limit)).bind(from.load(Ordering::Relaxed));
+    let row = connections.change_and_tell(statement.persistent(false)).await?;
     let rows: i64 = row.try_get("rows").map_err(before_commit)?;
     let deleted = u64::try_from(rows).unwrap_or_default();
     // When nothing is left to do, the next round looks from the beginning: somebody may have put rows there.
@@ -110,21 +104,17 @@ async fn delete(pool: &PgPool, limit: u32, from: &AtomicI64) -> Result<u64, Erro
 }
 
 /// Deletes so many of an owner's rows at most, whether they have expired or not.
-pub(crate) async fn forget(pool: &PgPool, scope: &Scope, limit: u32, prepared: Prepared) -> Result<u64, Error> {
+pub(crate) async fn forget(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
     let [keys, timed_keys] = FORGET;
     let statement = |text| sqlx::query(text).bind(i64::from(limit)).bind(scope.as_stored());
-    let mut forgotten = batch(pool, statement(keys)).await?;
-    if forgotten < u64::from(limit) && partitions::exist(pool, prepared).await? {
-        forgotten += batch(pool, statement(timed_keys)).await?;
+    let mut forgotten = batch(connections, statement(keys)).await?;
+    if forgotten < u64::from(limit) && partitions::exist(connections).await? {
+        forgotten += batch(connections, statement(timed_keys)).await?;
     }
     Ok(forgotten)
 }
 
-/// Inside a transaction, so that a pooler keeps the statement's messages together. Planned anew each time: a plan that has
-/// to do for any limit may read the whole table.
-async fn batch(pool: &PgPool, statement: Query<'_, Postgres, PgArguments>) -> Result<u64, Error> {
-    let mut transaction = Transaction::own(pool).await?;
-    let done = statement.persistent(false).execute(transaction.connection()).await.map_err(before_commit)?;
-    transaction.commit().await?;
-    Ok(done.rows_affected())
+/// Planned anew each time: a plan that has to do for any limit may read the whole table.
+async fn batch(connections: &Connections, statement: Query<'_, Postgres, PgArguments>) -> Result<u64, Error> {
+    connections.change(statement.persistent(false)).await
 }

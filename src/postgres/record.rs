@@ -1,14 +1,16 @@
-//! The answer: the last statement before the commit.
+//! The response: the last statement before the commit.
 
-use sqlx::{PgConnection, Row as _};
+use sqlx::{PgConnection, Postgres, Row as _, postgres::PgArguments, query::Query};
 
 use super::{
-    Place, Prepared,
-    error::before_commit,
+    Place, Sending,
     place::{Statements, at_key},
     row::{Columns, window},
 };
-use crate::{Error, ErrorKind, IdempotentRequest, StoredResponse, Window, error::Ended};
+use crate::{
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Window,
+    error::{Connection, Ended, Unavailable},
+};
 
 macro_rules! record {
     ($table:ident $(, $born:literal)?) => {
@@ -24,14 +26,17 @@ macro_rules! record {
 /// that this does not find was claimed by another transaction: the work has ended ours.
 const RECORD: Statements = [record!(keys), record!(timed_keys, "$8")];
 
+/// Likewise by the row's place, where reading the index would count as a conflict with claims of other keys.
+const RECORD_AT: &str = concat!(record!(keys), " and ctid = $8::tid");
+
 macro_rules! record_for {
-    ($table:ident, $expires:literal $(, $born:literal)?) => {
+    ($table:ident, $expires:literal, $and:literal $(, $born:literal)?) => {
         concat!(
             "update idempotency.", stringify!($table), "
                 set status = $4, header_names = $5, header_values = $6, body = $7,
                     expires_at = ", $expires, ",
                     replay_until = created_at + $9 * interval '1 microsecond'",
-            at_key!($table $(, $born)?), " and status is null and created_at = now()
+            at_key!($table $(, $born)?), " and status is null and created_at = now()", $and, "
           returning created_at as first_used,
                     expires_at as expires,
                     replay_until"
@@ -39,12 +44,21 @@ macro_rules! record_for {
     };
 }
 
-/// Likewise for an answer with a window of its own, counted from the first use of its key. How long a key that bears a
-/// time is kept is not the answer's to say.
-const RECORD_FOR: Statements = [
-    record_for!(keys, "case when born_at is null then created_at + $8 * interval '1 microsecond' else expires_at end"),
-    record_for!(timed_keys, "expires_at", "$10"),
-];
+macro_rules! record_for_keys {
+    ($and:literal) => {
+        record_for!(
+            keys,
+            "case when born_at is null then created_at + $8 * interval '1 microsecond' else expires_at end",
+            $and
+        )
+    };
+}
+
+/// Likewise for a response with a retention of its own, counted from the first use of its key. How long a key that bears a
+/// time is kept is not the response's to say.
+const RECORD_FOR: Statements = [record_for_keys!(""), record_for!(timed_keys, "expires_at", "", "$10")];
+
+const RECORD_FOR_AT: &str = record_for_keys!(" and ctid = $10::tid");
 
 macro_rules! check {
     ($table:ident $(, $born:literal)?) => {
@@ -58,8 +72,20 @@ macro_rules! check {
 /// Is the claim still this transaction's own, and if it is not there so, can everybody see it?
 const CHECK: Statements = [check!(keys), check!(timed_keys, "$4")];
 
-/// Writes the answer into the row that this transaction has claimed, and says for how long it is kept, if the answer
-/// has a window of its own.
+/// A claimed row: where it is, and in what kind of session it was claimed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Row<'a> {
+    pub(crate) request: &'a IdempotentRequest,
+    pub(crate) place: Place,
+    /// Where it lies in its table, if that is to be used.
+    pub(crate) tid: Option<&'a str>,
+    pub(crate) sending: Sending,
+    /// Whether its session refuses what is written outside the transaction.
+    pub(crate) guarded: bool,
+}
+
+/// Writes the response into the row that this transaction has claimed, and says for how long it is kept, if the response
+/// has a retention of its own.
 ///
 /// # Errors
 ///
@@ -67,41 +93,23 @@ const CHECK: Statements = [check!(keys), check!(timed_keys, "$4")];
 /// [`TransactionEnded`](ErrorKind::TransactionEnded) if this is not the transaction that claimed the row.
 pub(crate) async fn record(
     connection: &mut PgConnection,
-    request: &IdempotentRequest,
-    place: Place,
+    row: Row<'_>,
     response: &StoredResponse,
-    prepared: Prepared,
 ) -> Result<Option<Window>, Error> {
-    let statements = if response.retention().is_some() { &RECORD_FOR } else { &RECORD };
-    let columns = Columns::of(response);
-    let mut query = sqlx::query(place.of(statements))
-        .bind(request.scope().as_stored())
-        .bind(request.operation().as_str())
-        .bind(request.key().as_str())
-        .bind(columns.status)
-        .bind(columns.header_names)
-        .bind(columns.header_values)
-        .bind(columns.body);
-    let Some(retention) = response.retention() else {
-        let done = place.bind(query).persistent(prepared.kept()).execute(&mut *connection).await;
-        if done.map_err(before_commit)?.rows_affected() == 1 {
-            return Ok(None);
+    let recorded = match row.write(connection, response).await {
+        Ok(None) if row.tid.is_some() => {
+            // A trigger of the operator's may have given it another place.
+            Row { tid: None, ..row }.write(connection, response).await
         }
-        return Err(lost(connection, request, place, prepared).await);
+        recorded => recorded,
     };
-    query = query.bind(retention.keep_micros()).bind(retention.replay_micros());
-    let row = place.bind(query).persistent(prepared.kept()).fetch_optional(&mut *connection).await;
-    match row.map_err(before_commit)? {
-        Some(row) => window(&row).map(Some),
-        None => Err(lost(connection, request, place, prepared).await),
-    }
-}
-
-/// Why the row was not there to be answered.
-async fn lost(connection: &mut PgConnection, request: &IdempotentRequest, place: Place, prepared: Prepared) -> Error {
-    match check(connection, request, place, prepared).await {
-        Ok(()) => Error::ended(Ended::RolledBack),
-        Err(error) => error,
+    match recorded {
+        Ok(Some(window)) => Ok(window),
+        Ok(None) => match check(connection, row).await {
+            Ok(()) => Err(row.ended()),
+            Err(error) => Err(error),
+        },
+        Err(error) => Err(row.refused(connection, error).await),
     }
 }
 
@@ -110,28 +118,82 @@ async fn lost(connection: &mut PgConnection, request: &IdempotentRequest, place:
 /// # Errors
 ///
 /// [`TransactionEnded`](ErrorKind::TransactionEnded), with how.
-pub(crate) async fn check(
-    connection: &mut PgConnection,
-    request: &IdempotentRequest,
-    place: Place,
-    prepared: Prepared,
-) -> Result<(), Error> {
-    let query = sqlx::query(place.of(&CHECK))
-        .bind(request.scope().as_stored())
-        .bind(request.operation().as_str())
-        .bind(request.key().as_str());
-    let row = place
-        .bind(query)
-        .persistent(prepared.kept())
-        .fetch_optional(connection)
-        .await
-        .and_then(|row| row.map(|row| Ok((row.try_get("own")?, row.try_get("unanswered")?))).transpose())
-        .map_err(before_commit);
-    match row {
+pub(crate) async fn check(connection: &mut PgConnection, row: Row<'_>) -> Result<(), Error> {
+    let query = row.place.bind(row.bound(row.place.of(&CHECK)));
+    let found = row.sending.ask(async {
+        let found = query.persistent(row.sending.kept).fetch_optional(connection).await?;
+        found.map(|found| Ok((found.try_get("own")?, found.try_get("unanswered")?))).transpose()
+    });
+    match found.await {
         Ok(Some((true, _))) => Ok(()),
         Ok(Some((false, true))) => Err(Error::ended(Ended::Committed)),
-        Ok(Some((false, false)) | None) => Err(Error::ended(Ended::RolledBack)),
+        Ok(Some((false, false)) | None) => Err(row.ended()),
         Err(error) if error.kind() == ErrorKind::TransactionAborted => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+impl<'a> Row<'a> {
+    fn bound(&self, statement: &'static str) -> Query<'a, Postgres, PgArguments> {
+        sqlx::query(statement)
+            .bind(self.request.scope().as_stored())
+            .bind(self.request.operation().as_str())
+            .bind(self.request.key().as_str())
+    }
+
+    /// `None` if there is no such row.
+    async fn write(
+        &self,
+        connection: &mut PgConnection,
+        response: &StoredResponse,
+    ) -> Result<Option<Option<Window>>, Error> {
+        let own = response.retention();
+        let statement = match (self.tid, own) {
+            (None, None) => self.place.of(&RECORD),
+            (None, Some(_)) => self.place.of(&RECORD_FOR),
+            (Some(_), None) => RECORD_AT,
+            (Some(_), Some(_)) => RECORD_FOR_AT,
+        };
+        let columns = Columns::of(response);
+        let mut query = self
+            .bound(statement)
+            .bind(columns.status)
+            .bind(columns.header_names)
+            .bind(columns.header_values)
+            .bind(columns.body);
+        if let Some(retention) = own {
+            query = query.bind(retention.keep_micros()).bind(retention.replay_micros());
+        }
+        query = match self.tid {
+            Some(tid) => query.bind(tid),
+            None => self.place.bind(query),
+        };
+        let query = query.persistent(self.sending.kept);
+        if own.is_none() {
+            let done = self.sending.ask(query.execute(connection)).await?;
+            return Ok((done.rows_affected() == 1).then_some(None));
+        }
+        let written = self.sending.ask(query.fetch_optional(connection)).await?;
+        written.as_ref().map(|row| window(row).map(Some)).transpose()
+    }
+
+    /// Why the row could not be written: where nothing may be written, either the work has made its transaction
+    /// read-only, or it has ended it, and this is the session outside.
+    async fn refused(self, connection: &mut PgConnection, error: Error) -> Error {
+        if !matches!(error.why_unavailable(), Some(Unavailable::ReadOnly(_))) {
+            return error;
+        }
+        let error = match check(connection, self).await {
+            // It was open, and PostgreSQL has given it up for our own statement.
+            Ok(()) => Error::ended(Ended::ReadOnly),
+            Err(error) => error,
+        };
+        error.on(Connection::Unfit)
+    }
+
+    /// The transaction is not there any more.
+    fn ended(self) -> Error {
+        let how = if self.guarded { Ended::Refused } else { Ended::RolledBack };
+        Error::ended(how).on(Connection::Unfit)
     }
 }

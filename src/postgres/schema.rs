@@ -24,6 +24,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
             migration(1, "keys", ReversibleDown, include_str!("../../migrations/0001_keys.down.sql")),
             migration(2, "time_bearing", ReversibleUp, include_str!("../../migrations/0002_time_bearing.up.sql")),
             migration(2, "time_bearing", ReversibleDown, include_str!("../../migrations/0002_time_bearing.down.sql")),
+            migration(3, "answered", ReversibleUp, include_str!("../../migrations/0003_answered.up.sql")),
+            migration(3, "answered", ReversibleDown, include_str!("../../migrations/0003_answered.down.sql")),
         ],
         "idempotency.migrations",
     )
@@ -59,6 +61,13 @@ pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
                 "timed_keys",
                 ReversibleDown,
                 include_str!("../../migrations/partitioned/0001_timed_keys.down.sql"),
+            ),
+            migration(2, "answered", ReversibleUp, include_str!("../../migrations/partitioned/0002_answered.up.sql")),
+            migration(
+                2,
+                "answered",
+                ReversibleDown,
+                include_str!("../../migrations/partitioned/0002_answered.down.sql"),
             ),
         ],
         "idempotency.partitioned_migrations",

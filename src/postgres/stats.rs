@@ -1,14 +1,13 @@
 //! What lies in the tables, from a bounded look.
 
-use sqlx::{PgConnection, PgPool, Row as _, postgres::PgRow};
+use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
 use super::{
-    Prepared,
+    Connections, Sending,
     error::before_commit,
     partitions,
     place::Statements,
     row::{micros, moment},
-    transaction::Transaction,
 };
 use crate::{Error, OperationStats, Stats};
 
@@ -72,20 +71,11 @@ select created_at as oldest
  limit 1
 ";
 
-pub(crate) async fn stats(pool: &PgPool, prepared: Prepared) -> Result<Stats, Error> {
-    let partitioned = partitions::exist(pool, prepared).await?;
-    let mut transaction = Transaction::own(pool).await?;
-    let connection = transaction.connection();
-    let mut stats = Stats { sampled: 1.0, ..Stats::default() };
-    let [keys, timed_keys] = SAMPLE;
-    look(connection, "idempotency.keys", keys, prepared, &mut stats).await?;
-    if partitioned {
-        look(connection, "idempotency.timed_keys", timed_keys, prepared, &mut stats).await?;
-    }
-    let overdue = sqlx::query(OVERDUE).persistent(prepared.kept()).fetch_one(&mut *connection).await;
-    let overdue = overdue.map_err(before_commit)?;
-    let first = sqlx::query(FIRST).persistent(prepared.kept()).fetch_optional(&mut *connection).await;
-    let first = first.map_err(before_commit)?;
+pub(crate) async fn stats(connections: &Connections) -> Result<Stats, Error> {
+    let partitioned = partitions::exist(connections).await?;
+    let mut transaction = connections.begin_own().await?;
+    let looked = look_at_all(transaction.connection(), partitioned, connections.sending()).await;
+    let (mut stats, overdue, first) = transaction.note(looked)?;
     transaction.rollback().await?;
     stats.overdue = unsigned(overdue.try_get("overdue").map_err(before_commit)?);
     let mut oldest: Vec<_> = stats.operations.iter().filter_map(|operation| operation.oldest).collect();
@@ -99,28 +89,40 @@ pub(crate) async fn stats(pool: &PgPool, prepared: Prepared) -> Result<Stats, Er
     Ok(stats)
 }
 
+async fn look_at_all(
+    connection: &mut PgConnection,
+    partitioned: bool,
+    sending: Sending,
+) -> Result<(Stats, PgRow, Option<PgRow>), Error> {
+    let mut stats = Stats { sampled: 1.0, ..Stats::default() };
+    let [keys, timed_keys] = SAMPLE;
+    look(connection, "idempotency.keys", keys, sending, &mut stats).await?;
+    if partitioned {
+        look(connection, "idempotency.timed_keys", timed_keys, sending, &mut stats).await?;
+    }
+    let overdue = sqlx::query(OVERDUE).persistent(sending.kept).fetch_one(&mut *connection);
+    let overdue = sending.ask(overdue).await?;
+    let first = sqlx::query(FIRST).persistent(sending.kept).fetch_optional(connection);
+    Ok((stats, overdue, sending.ask(first).await?))
+}
+
 async fn look(
     connection: &mut PgConnection,
     table: &str,
     sample: &'static str,
-    prepared: Prepared,
+    sending: Sending,
     stats: &mut Stats,
 ) -> Result<(), Error> {
-    let size = sqlx::query(SIZE).bind(table).persistent(prepared.kept()).fetch_one(&mut *connection).await;
-    let size = size.map_err(before_commit)?;
+    let size = sqlx::query(SIZE).bind(table).persistent(sending.kept).fetch_one(&mut *connection);
+    let size = sending.ask(size).await?;
     let bytes = |column| size.try_get(column).map(unsigned).map_err(before_commit);
     stats.table_bytes += bytes("table_bytes")?;
     stats.index_bytes += bytes("index_bytes")?;
     let pages: f64 = size.try_get("pages").map_err(before_commit)?;
     let share = if pages > PAGES { PAGES / pages } else { 1.0 };
     stats.sampled = stats.sampled.min(share);
-    let rows = sqlx::query(sample)
-        .bind(share * 100.0)
-        .persistent(prepared.kept())
-        .fetch_all(connection)
-        .await
-        .map_err(before_commit)?;
-    for row in &rows {
+    let rows = sqlx::query(sample).bind(share * 100.0).persistent(sending.kept).fetch_all(connection);
+    for row in &sending.ask(rows).await? {
         add(stats, read(row, share)?);
     }
     Ok(())

@@ -1,14 +1,17 @@
 use std::time::Duration;
 
-use sqlx::{
-    Connection as _, Database, Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlStr,
-    pool::PoolConnection,
-};
+use sqlx::{Connection as _, Database, Executor as _, PgConnection, Postgres, SqlStr};
 use sqlx_core::transaction::TransactionManager as _;
-use tokio::{runtime::Handle, time::timeout};
+use tokio::time::timeout;
 
-use super::error::{before_commit, during_commit};
-use crate::{Error, ErrorKind, error::Ended};
+use super::{
+    connections::{Lent, Sending},
+    error::{at_begin, before_commit, during_commit, gave_up},
+};
+use crate::{
+    Error,
+    error::{Connection, Ended, Unavailable},
+};
 
 /// How long a rollback may take before the connection is closed instead: a statement that was cut off may still be
 /// running, and the connection answers only when it has ended. Closing it leaves that to the server.
@@ -19,73 +22,88 @@ type Manager = <Postgres as Database>::TransactionManager;
 /// An open transaction and the pooled connection that it runs on.
 ///
 /// Unlike sqlx's own type it keeps hold of the pooled connection, so that it can close it: a connection goes back
-/// to the pool only when it is known to be outside any transaction. Dropping it rolls back in the background.
+/// to the pool only when it is known to be outside any transaction, and fit to serve. Dropping it rolls back in the
+/// background.
 #[derive(Debug)]
 pub(crate) struct Transaction {
     /// `None` only while the methods that take `self` are ending it.
-    connection: Option<PoolConnection<Postgres>>,
-    /// False from when a BEGIN or COMMIT is sent until its answer is there. sqlx (0.9) loses track of one that is
-    /// not awaited to its end, and the next borrower would find himself inside the transaction.
-    sound: bool,
-    runtime: Handle,
+    lent: Option<Lent>,
+    /// `Busy` from when a BEGIN or COMMIT is sent until its answer is there: sqlx (0.9) loses track of one that is not
+    /// awaited to its end, and the next borrower would be inside the transaction.
+    state: Connection,
+    begin: SqlStr,
+    sending: Sending,
 }
 
 impl Transaction {
-    /// Takes a connection from the pool and begins.
-    pub(crate) async fn begin(pool: &PgPool) -> Result<Self, Error> {
-        Self::begin_on(Self::connect(pool).await?, None).await
-    }
-
-    /// Begins one for what the crate does by itself, whatever the role's isolation level is: it has to see what was
-    /// committed while it waited. It waits for locks no longer than a second.
-    pub(crate) async fn own(pool: &PgPool) -> Result<Self, Error> {
-        const BEGIN: &str = "begin isolation level read committed; set local lock_timeout = '1s'";
-
-        Self::begin_on(Self::connect(pool).await?, Some(BEGIN.into_sql_str())).await
-    }
-
-    /// Takes a connection from the pool, to begin on later.
-    pub(crate) async fn connect(pool: &PgPool) -> Result<PoolConnection<Postgres>, Error> {
-        pool.acquire().await.map_err(before_commit)
-    }
-
-    pub(crate) async fn begin_on(
-        connection: PoolConnection<Postgres>,
-        statement: Option<SqlStr>,
-    ) -> Result<Self, Error> {
-        let mut this = Self {
-            connection: Some(connection),
-            sound: false,
-            runtime: Handle::try_current().map_err(|error| Error::with_source(ErrorKind::Database, error))?,
-        };
-        Manager::begin(this.connection(), statement).await.map_err(before_commit)?;
-        this.sound = true;
-        Ok(this)
+    pub(super) async fn begin_on(lent: Lent, begin: SqlStr, sending: Sending) -> Result<Self, Error> {
+        let mut this = Self { lent: Some(lent), state: Connection::Busy, begin: begin.clone(), sending };
+        let settings = begin.as_str().contains("set_config");
+        match sending.within(Manager::begin(this.connection(), Some(begin))).await {
+            Ok(()) => {
+                this.state = Connection::Fit;
+                Ok(this)
+            }
+            Err(error) => {
+                let error = at_begin(error, settings);
+                // A BEGIN of several statements may have failed halfway, inside the transaction.
+                this.state = error.connection().max(Connection::Unfit);
+                Err(error)
+            }
+        }
     }
 
     /// The connection, for statements inside the transaction.
     #[expect(clippy::expect_used, reason = "only methods that take `self` by value empty it")]
     pub(crate) fn connection(&mut self) -> &mut PgConnection {
-        self.connection.as_deref_mut().expect("BUG: the transaction has ended")
+        self.lent.as_deref_mut().expect("BUG: the transaction has ended")
     }
 
     #[cfg(feature = "axum")]
     #[expect(clippy::expect_used, reason = "only methods that take `self` by value empty it")]
     pub(crate) fn connection_ref(&self) -> &PgConnection {
-        self.connection.as_deref().expect("BUG: the transaction has ended")
+        self.lent.as_deref().expect("BUG: the transaction has ended")
+    }
+
+    /// Is the connection known to be in order?
+    pub(crate) fn is_fit(&self) -> bool {
+        self.state == Connection::Fit
+    }
+
+    pub(crate) fn sending(&self) -> Sending {
+        self.sending
+    }
+
+    /// What a statement on the connection gave. After a failure that says that the connection cannot serve on, it will be
+    /// closed and not given back.
+    pub(crate) fn note<T>(&mut self, given: Result<T, Error>) -> Result<T, Error> {
+        if let Err(error) = &given {
+            self.state = self.state.max(error.connection());
+        }
+        given
     }
 
     /// Commits. The last statement before must have succeeded inside the transaction: PostgreSQL answers the COMMIT
     /// of an aborted one without an error, and sqlx does not look at what it says.
     pub(crate) async fn commit(mut self) -> Result<(), Error> {
-        self.sound = false;
+        let sending = self.sending;
         let connection = self.connection();
         if Manager::get_transaction_depth(connection) != 1 {
             return Err(Error::ended(Ended::Savepoint));
         }
-        Manager::commit(connection).await.map_err(during_commit)?;
-        drop(self.connection.take());
-        Ok(())
+        self.state = Connection::Busy;
+        match sending.within(Manager::commit(self.connection())).await {
+            Ok(()) => {
+                drop(self.lent.take());
+                Ok(())
+            }
+            Err(error) => {
+                let error = during_commit(error);
+                // sqlx still counts the transaction that the server has ended.
+                self.state = error.connection().max(Connection::Unfit);
+                Err(error)
+            }
+        }
     }
 
     /// Rolls back and gives the connection to the pool.
@@ -95,54 +113,72 @@ impl Transaction {
 
     /// Rolls back and begins anew, on the same connection.
     pub(crate) async fn restart(self) -> Result<Self, Error> {
-        Self::begin_on(self.end().await?, None).await
+        let (begin, sending) = (self.begin.clone(), self.sending);
+        Self::begin_on(self.end().await?, begin, sending).await
     }
 
     /// Rolls back and keeps the connection, now outside any transaction.
     #[expect(clippy::expect_used, reason = "only methods that take `self` by value empty it")]
-    pub(crate) async fn end(mut self) -> Result<PoolConnection<Postgres>, Error> {
-        self.sound = false;
-        match timeout(ROLLBACK_LIMIT, roll_back(self.connection())).await {
-            Ok(rolled_back) => rolled_back.map_err(before_commit)?,
-            Err(elapsed) => return Err(Error::with_source(ErrorKind::StoreUnavailable, elapsed)),
+    pub(crate) async fn end(mut self) -> Result<Lent, Error> {
+        let (state, sending) = (self.state, self.sending);
+        self.state = Connection::Busy;
+        if let Err(error) = roll_back(self.connection(), sending).await {
+            let error = before_commit(error);
+            self.state = error.connection().max(Connection::Unfit);
+            return Err(error);
         }
-        Ok(self.connection.take().expect("BUG: the transaction has ended"))
+        self.state = state;
+        let lent = self.lent.take().expect("BUG: the transaction has ended");
+        if state == Connection::Fit {
+            return Ok(lent);
+        }
+        // What was open is undone, and the connection can serve nobody else.
+        lent.discard(state);
+        Err(Error::unavailable(Unavailable::Unfit))
     }
 
     /// Closes the connection, since nobody knows what state it is in; the server rolls back what is open.
     pub(crate) fn close(mut self) {
-        self.sound = false;
+        self.state = self.state.max(Connection::Unfit);
+    }
+
+    /// Likewise, while a statement may still be running on it.
+    pub(crate) fn close_busy(mut self) {
+        self.state = Connection::Busy;
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
-        let Some(mut connection) = self.connection.take() else {
+        let Some(mut lent) = self.lent.take() else {
             return;
         };
-        // sqlx spawns when a pooled connection is dropped, and panics outside a runtime.
-        let _entered = self.runtime.enter();
-        if !self.sound {
-            connection.close_on_drop();
-            // Before the runtime is left.
-            drop(connection);
+        if self.state != Connection::Fit {
+            lent.discard(self.state);
             return;
         }
-        drop(self.runtime.spawn(async move {
-            let rolled_back = timeout(ROLLBACK_LIMIT, roll_back(&mut connection)).await;
-            if !matches!(rolled_back, Ok(Ok(()))) {
-                connection.close_on_drop();
+        let (runtime, sending) = (lent.runtime().clone(), self.sending);
+        drop(runtime.spawn(async move {
+            if let Err(error) = roll_back(&mut lent, sending).await {
+                lent.discard(before_commit(error).connection().max(Connection::Unfit));
             }
         }));
     }
 }
 
 /// Rolls back, savepoints that somebody forgot included.
-async fn roll_back(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    while connection.is_in_transaction() {
-        Manager::rollback(connection).await?;
+async fn roll_back(connection: &mut PgConnection, sending: Sending) -> Result<(), sqlx::Error> {
+    let limit = ROLLBACK_LIMIT.min(sending.limit);
+    let rolling_back = async {
+        while connection.is_in_transaction() {
+            Manager::rollback(connection).await?;
+        }
+        Ok(())
+    };
+    match timeout(limit, rolling_back).await {
+        Ok(rolled_back) => rolled_back,
+        Err(_) => Err(gave_up(Unavailable::NoAnswer(limit))),
     }
-    Ok(())
 }
 
 /// Fails if PostgreSQL has given the transaction up. To be asked before a savepoint: where SAVEPOINT itself fails, sqlx

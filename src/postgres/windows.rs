@@ -1,12 +1,11 @@
 //! How far back each operation remembers, for keys that bear a time.
 
-use sqlx::{PgConnection, PgPool, Row as _};
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::{
-    Place, Prepared,
+    Connections, Place, Sending,
     claim::Timing,
     error::{before_commit, is_timeout},
-    transaction::Transaction,
 };
 use crate::{Error, Operation};
 
@@ -76,49 +75,37 @@ update idempotency.windows
 ///
 /// As [`before_commit`] has it, or as for a commit. What has been done stays; the next claim does the rest.
 pub(crate) async fn register(
-    pool: &PgPool,
+    connections: &Connections,
     operation: &Operation,
     timing: Timing,
     before: Option<i64>,
-    prepared: Prepared,
 ) -> Result<(), Error> {
-    let mut transaction = Transaction::own(pool).await?;
-    sqlx::query(NOTE)
+    let sending = connections.sending();
+    let note = sqlx::query(NOTE)
         .bind(operation.as_str())
         .bind(timing.window)
         .bind(timing.keep)
         .bind(timing.skew)
-        .bind(timing.partitioned)
-        .persistent(prepared.kept())
-        .execute(transaction.connection())
-        .await
-        .map_err(before_commit)?;
-    transaction.commit().await?;
+        .bind(timing.partitioned);
+    connections.change(note.persistent(sending.kept)).await?;
 
-    let mut transaction = Transaction::own(pool).await?;
-    let pending = sqlx::query(PENDING)
-        .bind(operation.as_str())
-        .persistent(prepared.kept())
-        .fetch_optional(transaction.connection())
-        .await
-        .map_err(before_commit)?;
-    let Some(pending) = pending else {
+    let pending = sqlx::query(PENDING).bind(operation.as_str()).persistent(sending.kept);
+    let mut transaction = connections.begin_own().await?;
+    let looked = sending.ask(pending.fetch_optional(transaction.connection())).await;
+    let Some(pending) = transaction.note(looked)? else {
         return transaction.rollback().await;
     };
     let new: bool = pending.try_get("new").map_err(before_commit)?;
-    let used = new && is_used(transaction.connection(), operation, timing, prepared).await?;
+    let used = if new {
+        let looked = is_used(transaction.connection(), operation, timing, sending).await;
+        transaction.note(looked)?
+    } else {
+        false
+    };
     transaction.rollback().await?;
 
-    let mut transaction = Transaction::own(pool).await?;
-    sqlx::query(GUARD)
-        .bind(operation.as_str())
-        .bind(before)
-        .bind(used)
-        .persistent(prepared.kept())
-        .execute(transaction.connection())
-        .await
-        .map_err(before_commit)?;
-    transaction.commit().await
+    let guard = sqlx::query(GUARD).bind(operation.as_str()).bind(before).bind(used);
+    connections.change(guard.persistent(sending.kept)).await.map(drop)
 }
 
 /// Is there a row of the operation? One that is not found in time may be there.
@@ -126,7 +113,7 @@ async fn is_used(
     connection: &mut PgConnection,
     operation: &Operation,
     timing: Timing,
-    prepared: Prepared,
+    sending: Sending,
 ) -> Result<bool, Error> {
     let keys = "select exists (select from idempotency.keys where operation = $1)";
     let timed_keys = "select exists (select from idempotency.timed_keys where operation = $1)";
@@ -134,10 +121,11 @@ async fn is_used(
         Place::Keys => &[keys][..],
         Place::TimedKeys(_) => &[keys, timed_keys],
     };
-    sqlx::query(USED_LIMIT).execute(&mut *connection).await.map_err(before_commit)?;
+    // As text: prepared, it would stay so behind a pooler.
+    sending.ask(connection.execute(USED_LIMIT)).await?;
     for look in looks {
-        let found = sqlx::query_scalar(*look).bind(operation.as_str()).persistent(prepared.kept());
-        match found.fetch_one(&mut *connection).await {
+        let found = sqlx::query_scalar(*look).bind(operation.as_str()).persistent(sending.kept);
+        match sending.within(found.fetch_one(&mut *connection)).await {
             Ok(false) => {}
             Ok(true) => return Ok(true),
             Err(error) if is_timeout(&error) => return Ok(true),

@@ -8,13 +8,13 @@ use axum::{
     routing::post as route,
 };
 use axum_idempotency::{
-    BodyCodec, Disposition, Idempotency, IdempotencyLayer, IdempotentRequest, RejectionKind, Retention, Tx,
+    BodyCodec, Disposition, IdempotencyLayer, IdempotentRequest, RejectionKind, Retention, Tx,
 };
 use futures_util::stream;
 use serde_json::json;
 
 use crate::support::{
-    Database, Gate, Reply, Runs, answering, app, app_with, create, effect, layer, post, reply, serve,
+    Database, Gate, Reply, Runs, answering, app, app_with, create, effect, engine, layer, post, reply, serve,
 };
 
 fn name(name: &'static str) -> HeaderName {
@@ -22,7 +22,7 @@ fn name(name: &'static str) -> HeaderName {
 }
 
 async fn plain(database: &Database) -> IdempotencyLayer {
-    layer(Idempotency::new(database.pool().await))
+    layer(engine(&database.pool().await))
 }
 
 #[tokio::test]
@@ -301,9 +301,8 @@ async fn r26_r25_r28_the_settings_for_fingerprints_apply_over_http() {
 async fn the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_the_row_says() {
     let database = Database::fresh().await;
     let expires = name("idempotency-expires");
-    let idempotent = |retention| {
-        layer(Idempotency::new(database.pool_lazily()).retention(retention).unwrap()).expiry_header(expires.clone())
-    };
+    let idempotent =
+        |retention| layer(engine(&database.pool_lazily()).retention(retention)).expiry_header(expires.clone());
     for status in [201, 402] {
         let day = app_with(idempotent(Retention::DAY).operation(format!("day-{status}")), answering(status));
         let first = reply(&day, post("/things").key("k")).await;
@@ -330,8 +329,7 @@ async fn the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_
 async fn a_reference_links_a_replay_and_refusals_to_the_first_request() {
     let database = Database::fresh().await;
     let reference = name("idempotency-reference");
-    let idempotency =
-        Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject).unwrap();
+    let idempotency = engine(&database.pool().await).concurrency(axum_idempotency::Concurrency::Reject);
     let gate = Gate::closed();
     let inside = gate.clone();
     let app = app_with(layer(idempotency).reference_header(reference.clone()), move |_tx: Tx| async move {
@@ -437,7 +435,7 @@ impl BodyCodec for Backwards {
 #[tokio::test]
 async fn a_body_codec_decides_how_bodies_lie_in_the_database() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let gate = Gate::closed();
     let inside = gate.clone();
     let app = app_with(layer(idempotency).with_body_codec(Backwards), move |_tx: Tx, body: String| async move {
@@ -514,8 +512,7 @@ async fn r29_a_renderer_may_choose_another_status_but_never_a_success_and_loses_
     }
     let pool = database.pool().await;
     pool.close().await;
-    let own =
-        layer(Idempotency::new(pool)).with_rejection_response(|_| StatusCode::SERVICE_UNAVAILABLE.into_response());
+    let own = layer(engine(&pool)).with_rejection_response(|_| StatusCode::SERVICE_UNAVAILABLE.into_response());
     let away = reply(&app_with(own, create), post("/things").key("k")).await;
     assert_eq!((away.status.as_u16(), &away.headers["retry-after"]), (503, &HeaderValue::from_static("1")));
 }
@@ -598,7 +595,7 @@ async fn the_outcome_is_in_the_extensions_for_metrics_outside() {
 async fn retention_and_concurrency_can_be_a_routes_own() {
     let database = Database::fresh().await;
     let idempotent = plain(&database).await;
-    let forever = app_with(idempotent.clone().operation("kept").retention(Retention::forever()).unwrap(), create);
+    let forever = app_with(idempotent.clone().operation("kept").retention(Retention::forever()), create);
     reply(&forever, post("/things").key("k")).await;
     reply(&app_with(idempotent.clone().operation("usual"), create), post("/things").key("k")).await;
     let rows = database.rows().await;
@@ -606,7 +603,7 @@ async fn retention_and_concurrency_can_be_a_routes_own() {
 
     let gate = Gate::closed();
     let inside = gate.clone();
-    let rejecting = idempotent.operation("slow").concurrency(axum_idempotency::Concurrency::Reject).unwrap();
+    let rejecting = idempotent.operation("slow").concurrency(axum_idempotency::Concurrency::Reject);
     let app = app_with(rejecting, move |_tx: Tx| async move { inside.pass().await });
     let first = tokio::spawn({
         let app = app.clone();
@@ -624,7 +621,7 @@ async fn g8_a_time_limit_ends_what_hangs_and_rolls_it_back() {
     let database = Database::fresh().await;
     let limited = |operation: &str| {
         let limit = std::time::Duration::from_millis(50);
-        layer(Idempotency::new(database.pool_lazily())).operation(operation).time_limit(limit).unwrap()
+        layer(engine(&database.pool_lazily())).operation(operation).time_limit(limit)
     };
     let handler = app_with(limited("handler"), |mut tx: Tx| async move {
         effect(&mut tx).await;
@@ -648,44 +645,9 @@ async fn g8_a_time_limit_ends_what_hangs_and_rolls_it_back() {
     assert_eq!((database.effects().await, database.rows().await.len()), (0, 0));
 }
 
-/// A subscriber that keeps all that the crate says, at every level.
 #[tokio::test]
 async fn r21_neither_keys_nor_bodies_are_logged_whatever_happens() {
-    use std::sync::{Arc, Mutex};
-    use tracing_subscriber::fmt::MakeWriter;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl MakeWriter<'_> for Lines {
-        type Writer = Self;
-
-        fn make_writer(&self) -> Self {
-            self.clone()
-        }
-    }
-
-    let lines = Lines::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing_subscriber::filter::LevelFilter::TRACE)
-        .with_writer(lines.clone())
-        .with_env_filter("axum_idempotency=trace")
-        .finish();
-    let _here = tracing::subscriber::set_default(subscriber);
-    // While there is only one, what other tests' threads come by first is switched off for all.
-    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
-
+    let (log, _listening) = crate::support::log();
     let database = Database::fresh().await;
     let idempotent = plain(&database).await.max_response_bytes(50);
     let app = app_with(idempotent, |mut tx: Tx, body: String| async move {
@@ -708,7 +670,7 @@ async fn r21_neither_keys_nor_bodies_are_logged_whatever_happens() {
     ] {
         reply(&app, post("/things").key(key).body(body)).await;
     }
-    let logged = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let logged = log.text();
     for expected in
         ["replayed", "key-reused", "transaction-aborted", "transaction-ended", "response-too-large", "POST /things"]
     {

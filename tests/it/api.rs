@@ -7,7 +7,7 @@ use axum_idempotency::{
 };
 use tower::{ServiceBuilder, ServiceExt as _};
 
-use crate::support::{Database, app, create, get, layer, post, reply};
+use crate::support::{Database, app, create, engine, get, layer, post, reply};
 
 #[test]
 fn the_types_are_as_free_as_they_can_be() {
@@ -43,7 +43,7 @@ fn errors_are_values_of_their_own_size() {
 #[tokio::test]
 async fn it_goes_on_a_router_a_route_layer_a_method_router_and_a_plain_service() {
     let database = Database::fresh().await;
-    let idempotent = layer(Idempotency::new(database.pool().await));
+    let idempotent = layer(engine(&database.pool().await));
     let routers = [
         Router::new().route("/things", route(create)).layer(idempotent.clone().operation("a")),
         Router::new().route("/things", route(create)).route_layer(idempotent.clone().operation("b")),
@@ -70,7 +70,7 @@ async fn f18_404_and_405_leave_no_key_even_under_router_layer() {
     let database = Database::fresh().await;
     let app = Router::new()
         .route("/things", axum::routing::get(async || "read"))
-        .layer(layer(Idempotency::new(database.pool().await)));
+        .layer(layer(engine(&database.pool().await)));
     assert_eq!(reply(&app, post("/nowhere").key("k")).await.status, StatusCode::NOT_FOUND);
     assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(reply(&app, get("/things").key("k")).await.status, StatusCode::OK);
@@ -80,7 +80,7 @@ async fn f18_404_and_405_leave_no_key_even_under_router_layer() {
 #[tokio::test]
 async fn a_second_layer_under_the_first_is_answered_500_that_names_both_operations() {
     let database = Database::fresh().await;
-    let idempotent = layer(Idempotency::new(database.pool().await));
+    let idempotent = layer(engine(&database.pool().await));
     let app = Router::new()
         .route("/things", route(create).layer(idempotent.clone().operation("inner")))
         .layer(idempotent.operation("outer"));
@@ -96,7 +96,7 @@ async fn listed_methods_are_handled_and_safe_ones_never() {
     use axum::http::Method;
 
     let database = Database::fresh().await;
-    let idempotent = layer(Idempotency::new(database.pool().await)).methods([Method::PUT, Method::DELETE, Method::GET]);
+    let idempotent = layer(engine(&database.pool().await)).methods([Method::PUT, Method::DELETE, Method::GET]);
     let app = Router::new().route(
         "/things",
         axum::routing::put(create).delete(create).get(async || "read").post(async || "post").layer(idempotent),
@@ -107,7 +107,7 @@ async fn listed_methods_are_handled_and_safe_ones_never() {
         assert!(reply(&app, ask(method)).await.replayed());
     }
     let query = Method::from_bytes(b"QUERY").unwrap();
-    let listed = layer(Idempotency::new(database.pool().await)).methods([query.clone()]);
+    let listed = layer(engine(&database.pool().await)).methods([query.clone()]);
     let service = ServiceBuilder::new().layer(listed).service_fn(async |_request: axum::extract::Request| {
         Ok::<_, String>(axum::http::Response::new(Body::from("found")))
     });
@@ -131,7 +131,7 @@ async fn r4_f35_the_scope_sees_what_the_authentication_outside_put_into_the_exte
     struct User(String);
 
     let database = Database::fresh().await;
-    let idempotent = IdempotencyLayer::new(Idempotency::new(database.pool().await), |parts| {
+    let idempotent = IdempotencyLayer::new(engine(&database.pool().await), |parts| {
         parts.extensions.get::<User>().map(|user| Scope::new(&user.0))
     });
     let authenticate = async |mut request: Request, next: Next| {

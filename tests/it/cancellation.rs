@@ -4,11 +4,11 @@ use std::{future::poll_fn, task::Poll};
 
 use axum::http::StatusCode;
 use axum_idempotency::{
-    Claim, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Tx,
+    Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Tx,
 };
 use tower::ServiceExt as _;
 
-use crate::support::{Database, Gate, Runs, app, app_with, create, effect, layer, post, reply, settle};
+use crate::support::{Database, Gate, Runs, app, app_with, create, effect, engine, layer, post, reply, settle};
 
 /// Polls so often, and drops.
 async fn polled(times: usize, future: impl Future) {
@@ -60,7 +60,7 @@ async fn f1_f5_a_request_dropped_after_any_number_of_polls_leaves_a_sound_connec
 async fn f5_a_claim_dropped_after_any_number_of_polls_is_rolled_back_and_the_pool_recovers() {
     let database = Database::fresh().await;
     let pool = database.pool_of(2).await;
-    let idempotency = Idempotency::new(pool.clone());
+    let idempotency = engine(&pool);
     for polls in 1..=20 {
         polled(polls, idempotency.claim(request("k"))).await;
     }
@@ -76,7 +76,7 @@ async fn f5_a_claim_dropped_after_any_number_of_polls_is_rolled_back_and_the_poo
 #[tokio::test]
 async fn f16_a_completion_dropped_after_any_number_of_polls_ends_with_both_or_neither() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(2).await);
+    let idempotency = engine(&database.pool_of(2).await);
     let answer = StoredResponse::new(StatusCode::OK, "done");
     for polls in 0..=12 {
         let id = polls.to_string();
@@ -128,7 +128,7 @@ async fn r35_f17_a_request_whose_client_has_gone_is_finished_and_its_retry_gets_
 #[tokio::test]
 async fn an_attempt_dropped_in_the_middle_of_a_statement_frees_its_key() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(2).await);
+    let idempotency = engine(&database.pool_of(2).await);
     let Claim::Fresh(mut attempt) = idempotency.claim(request("k")).await.unwrap() else { panic!("it is free") };
     polled(2, sqlx::query("select pg_sleep(0.05)").execute(attempt.connection())).await;
     drop(attempt);
@@ -139,7 +139,7 @@ async fn an_attempt_dropped_in_the_middle_of_a_statement_frees_its_key() {
 #[tokio::test]
 async fn an_attempt_may_be_dropped_outside_the_runtime() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(1).await);
+    let idempotency = engine(&database.pool_of(1).await);
     let Claim::Fresh(attempt) = idempotency.claim(request("k")).await.unwrap() else { panic!("it is free") };
     std::thread::spawn(move || drop(attempt)).join().expect("no panic");
     assert!(matches!(idempotency.claim(request("k")).await.unwrap(), Claim::Fresh(_)));
@@ -171,7 +171,7 @@ async fn f1_f2_f3_f6_a_thousand_dropped_requests_leave_the_pool_whole_and_the_se
     for cancel in [false, true] {
         let database = Database::logged().await;
         let pool = database.pool_of(1).await;
-        let idempotent = layer(Idempotency::new(pool.clone()));
+        let idempotent = layer(engine(&pool));
         let idempotent = if cancel { idempotent.cancel_on_disconnect() } else { idempotent };
         let app = app_with(idempotent, create);
         let mut outside = database.connection().await;
@@ -209,7 +209,7 @@ async fn r35_with_cancel_on_disconnect_a_request_whose_client_has_gone_is_rolled
     let database = Database::fresh().await;
     let (gate, runs) = (Gate::closed(), Runs::default());
     let (inside, counted) = (gate.clone(), runs.clone());
-    let idempotent = layer(Idempotency::new(database.pool().await)).cancel_on_disconnect();
+    let idempotent = layer(engine(&database.pool().await)).cancel_on_disconnect();
     let app = app_with(idempotent, move |mut tx: Tx| async move {
         effect(&mut tx).await;
         if counted.one() == 1 {
@@ -291,7 +291,7 @@ async fn draining_waits_for_the_attempts_that_go_on_and_for_no_longer_than_it_ma
     use std::time::Duration;
 
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     assert_eq!(idempotency.drain(Duration::ZERO).await, 0);
     let gate = Gate::closed();
     let inside = gate.clone();

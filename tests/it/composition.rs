@@ -11,7 +11,7 @@ use axum::{
     response::IntoResponse,
     routing::post as route,
 };
-use axum_idempotency::{Idempotency, IdempotencyLayer, RejectionKind, Tx};
+use axum_idempotency::{IdempotencyLayer, RejectionKind, Tx};
 use tower::{ServiceBuilder, ServiceExt as _};
 use tower_http::{
     compression::CompressionLayer,
@@ -23,10 +23,10 @@ use tower_http::{
     trace::TraceLayer,
 };
 
-use crate::support::{Ask, Database, Gate, Runs, create, effect, layer, post, reply, serve};
+use crate::support::{Ask, Database, Gate, Runs, create, effect, engine, layer, post, reply, serve};
 
 async fn plain(database: &Database) -> IdempotencyLayer {
-    layer(Idempotency::new(database.pool().await))
+    layer(engine(&database.pool().await))
 }
 
 /// A handler that leaves an effect and answers with a body that is worth compressing.

@@ -7,16 +7,16 @@ use std::{
 };
 
 use axum::{Router, http::StatusCode};
-use axum_idempotency::{Concurrency, Idempotency, RejectionKind, Tx};
+use axum_idempotency::{Concurrency, RejectionKind, Tx};
 use serde_json::json;
 use sqlx::{PgPool, postgres::PgConnectOptions};
 
-use crate::support::{Database, Gate, Reply, Runs, all, app, app_with, create, effect, layer, post, reply};
+use crate::support::{Database, Gate, Reply, Runs, all, app, app_with, create, effect, engine, layer, post, reply};
 
 /// `POST /things` with a handler that stops at the gate.
 fn gated(pool: &PgPool, concurrency: Concurrency, gate: &Gate) -> Router {
     let inside = gate.clone();
-    app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency).unwrap()), move |mut tx: Tx| async move {
+    app_with(layer(engine(&pool).concurrency(concurrency)), move |mut tx: Tx| async move {
         inside.pass().await;
         (StatusCode::CREATED, effect(&mut tx).await.to_string())
     })
@@ -99,7 +99,7 @@ async fn r32_when_the_owner_leaves_no_answer_exactly_one_of_the_other_processes_
     let (runs, gate) = (Runs::default(), Gate::closed());
     let process = async || {
         let (counted, inside) = (runs.clone(), gate.clone());
-        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT).unwrap();
+        let idempotency = engine(&database.pool().await).concurrency(WAIT);
         app_with(layer(idempotency), move |mut tx: Tx| async move {
             effect(&mut tx).await;
             if counted.one() == 1 {
@@ -172,16 +172,14 @@ async fn r31_rejecting_also_knows_an_owner_that_had_waited() {
     let (gate, runs) = (Gate::closed(), Runs::default());
     let process = async || {
         let (inside, counted) = (gate.clone(), runs.clone());
-        let idempotency = Idempotency::new(database.pool().await).concurrency(WAIT).unwrap();
+        let idempotency = engine(&database.pool().await).concurrency(WAIT);
         app_with(layer(idempotency), move |_tx: Tx| async move {
             inside.pass().await;
             if counted.one() == 1 { StatusCode::INTERNAL_SERVER_ERROR } else { StatusCode::CREATED }
         })
     };
-    let rejecting = app_with(
-        layer(Idempotency::new(database.pool().await).concurrency(Concurrency::Reject).unwrap()),
-        async || StatusCode::CREATED,
-    );
+    let rejecting =
+        app_with(layer(engine(&database.pool().await).concurrency(Concurrency::Reject)), async || StatusCode::CREATED);
     let first = ask(&process().await, "a");
     gate.entered().await;
     let second = ask(&process().await, "a");
@@ -239,7 +237,7 @@ async fn r32_a_claim_that_hangs_in_the_database_is_given_up_and_its_connection_c
     .unwrap();
     let pool = database.pool_of(1).await;
     let brief = Concurrency::Wait { timeout: Duration::from_millis(20) };
-    let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(brief).unwrap()), create);
+    let app = app_with(layer(engine(&pool).concurrency(brief)), create);
     ask(&app, "a").await.unwrap().assert_refused(RejectionKind::InFlight);
     sqlx::query("drop trigger hang on idempotency.keys").execute(&mut kill_others(connection).await).await.unwrap();
     assert_eq!(ask(&app, "a").await.unwrap().status, StatusCode::CREATED, "the pool has its connection back");
@@ -262,7 +260,7 @@ async fn f8_behind_a_transaction_pooler_no_statement_of_ours_stays_prepared() {
     for pooler in [false, true] {
         let database = Database::fresh().await;
         let pool = database.pool_of(1).await;
-        let idempotency = Idempotency::new(pool.clone());
+        let idempotency = engine(&pool);
         let idempotency = if pooler { idempotency.transaction_pooler() } else { idempotency };
         let declining = app_with(layer(idempotency.clone()), crate::support::answering(402));
         let creating = app_with(layer(idempotency.clone()).optional(), create);

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum_idempotency::{
-    Claim, ClaimUsing, Concurrency, Error, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest,
+    Claim, ClaimUsing, Concurrency, Error, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest,
     Operation, Ran, Rejected, Scope, StoredResponse,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
-use crate::support::{Database, Gate, Runs, all, effect};
+use crate::support::{Database, Gate, Runs, all, effect, engine};
 
 fn message(id: &str, payload: &str) -> IdempotentRequest {
     let key = IdempotencyKey::new(id).unwrap();
@@ -46,7 +46,7 @@ async fn import(connection: &mut PgConnection) -> Result<Imported, Failure> {
 #[tokio::test]
 async fn f60_a_message_that_is_delivered_many_times_is_worked_on_once() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let first = idempotency.run(message("m", "p"), import).await.unwrap();
     let Ran::Now(value) = first else { panic!("{first:?}") };
     for _ in 0..3 {
@@ -58,7 +58,7 @@ async fn f60_a_message_that_is_delivered_many_times_is_worked_on_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f60_a_storm_of_deliveries_is_worked_on_once() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let ran = all((0..50).map(|_| {
         let idempotency = idempotency.clone();
         // Spawned: the future of `run` is `Send`.
@@ -72,7 +72,7 @@ async fn f60_a_storm_of_deliveries_is_worked_on_once() {
 #[tokio::test]
 async fn f59_work_that_fails_is_rolled_back_and_its_key_is_free() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let failed: Result<Ran<Imported>, Failure> = idempotency
         .run(message("m", "p"), async |connection: &mut PgConnection| {
             effect(connection).await;
@@ -87,7 +87,7 @@ async fn f59_work_that_fails_is_rolled_back_and_its_key_is_free() {
 #[tokio::test]
 async fn f4_work_that_swallows_an_sql_error_fails_and_is_rolled_back() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let failed: Result<Ran<()>, Failure> = idempotency
         .run(message("m", "p"), async |connection: &mut PgConnection| {
             effect(connection).await;
@@ -103,7 +103,7 @@ async fn f4_work_that_swallows_an_sql_error_fails_and_is_rolled_back() {
 #[tokio::test]
 async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject).unwrap();
+    let idempotency = engine(&database.pool().await).concurrency(Concurrency::Reject);
     let (gate, runs) = (Gate::closed(), Runs::default());
     let work = async |connection: &mut PgConnection| {
         runs.one();
@@ -112,7 +112,7 @@ async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
     };
     let meanwhile = async {
         gate.entered().await;
-        let elsewhere = Idempotency::new(database.pool().await).concurrency(Concurrency::Reject).unwrap();
+        let elsewhere = engine(&database.pool().await).concurrency(Concurrency::Reject);
         let busy = elsewhere.run(message("m", "p"), import).await.unwrap_err();
         assert_eq!(busy.kind(), Some(ErrorKind::InProgress));
         gate.open();
@@ -127,7 +127,7 @@ async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
 #[tokio::test]
 async fn a_value_of_another_shape_is_an_error_and_the_work_is_not_run_again() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     assert!(matches!(idempotency.run(message("m", "p"), import).await, Ok(Ran::Now(_))));
     let other: Result<Ran<String>, Failure> =
         idempotency.run(message("m", "p"), async |_: &mut PgConnection| panic!("not again")).await;
@@ -137,7 +137,7 @@ async fn a_value_of_another_shape_is_an_error_and_the_work_is_not_run_again() {
 #[tokio::test]
 async fn a_blank_owner_is_refused() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let key = IdempotencyKey::new("k").unwrap();
     let blank = IdempotentRequest::new(Scope::new(""), Operation::new("o"), key, Fingerprint::of(["f"]));
     assert_eq!(idempotency.claim(blank).await.unwrap_err().kind(), ErrorKind::BlankScope);
@@ -146,7 +146,7 @@ async fn a_blank_owner_is_refused() {
 #[tokio::test]
 async fn an_attempt_ends_in_one_of_three_ways_or_is_dropped() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let answer = StoredResponse::new(StatusCode::CREATED, "answer");
     let fresh = async |id: &str| match idempotency.claim(message(id, "p")).await.unwrap() {
         Claim::Fresh(mut attempt) => {
@@ -175,7 +175,7 @@ async fn an_attempt_ends_in_one_of_three_ways_or_is_dropped() {
 #[tokio::test]
 async fn a_claim_in_the_callers_transaction_is_committed_with_it() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let answer = StoredResponse::new(StatusCode::OK, "done");
 
     let mut transaction = idempotency.pool().begin().await.unwrap();
@@ -204,7 +204,7 @@ async fn a_claim_in_the_callers_transaction_is_committed_with_it() {
 async fn a_claim_that_is_held_elsewhere_leaves_the_callers_transaction_usable() {
     let database = Database::fresh().await;
     for concurrency in [Concurrency::Reject, Concurrency::Wait { timeout: Duration::from_millis(20) }] {
-        let idempotency = Idempotency::new(database.pool().await).concurrency(concurrency).unwrap();
+        let idempotency = engine(&database.pool().await).concurrency(concurrency);
         let Claim::Fresh(held) = idempotency.claim(message("m", "p")).await.unwrap() else { panic!("it is free") };
         let mut transaction = idempotency.pool().begin().await.unwrap();
         let id = effect(&mut transaction).await;
@@ -220,7 +220,7 @@ async fn a_claim_that_is_held_elsewhere_leaves_the_callers_transaction_usable() 
 #[tokio::test]
 async fn claiming_on_a_connection_outside_a_transaction_is_an_error_and_leaves_nothing() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let mut connection = database.connection().await;
     let error = idempotency.claim_using(&mut connection, &message("m", "p")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoTransaction);
@@ -231,7 +231,7 @@ async fn claiming_on_a_connection_outside_a_transaction_is_an_error_and_leaves_n
 #[tokio::test]
 async fn completing_in_another_transaction_than_the_claims_is_an_error() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let mut transaction = idempotency.pool().begin().await.unwrap();
     let claimed = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
     assert!(matches!(claimed, ClaimUsing::Fresh));
@@ -246,11 +246,11 @@ async fn completing_in_another_transaction_than_the_claims_is_an_error() {
 #[tokio::test]
 async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let declined = StoredResponse::new(StatusCode::PAYMENT_REQUIRED, "declined");
     for (id, ends) in [("committed", true), ("running", false)] {
         let wait = if ends { Duration::from_secs(30) } else { Duration::from_millis(50) };
-        let impatient = idempotency.clone().concurrency(Concurrency::Wait { timeout: wait }).unwrap();
+        let impatient = idempotency.clone().concurrency(Concurrency::Wait { timeout: wait });
         let Claim::Fresh(attempt) = impatient.claim(message(id, "p")).await.unwrap() else { panic!("it is free") };
         let (rejection, (go, going)) = (declined.clone(), tokio::sync::oneshot::channel::<()>());
         let rejecting = tokio::spawn(async move {
@@ -281,7 +281,7 @@ async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
 #[tokio::test]
 async fn r60_an_answers_own_retention_outlasts_the_wait_of_a_duplicate() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let Claim::Fresh(attempt) = idempotency.claim(message("k", "")).await.unwrap() else { panic!("not fresh") };
     let brief = axum_idempotency::Retention::new(Duration::from_millis(1)).unwrap();
     let window = attempt.complete(&StoredResponse::new(StatusCode::OK, "").with_retention(brief)).await.unwrap();

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use axum_idempotency::{Idempotency, RejectionKind, Scope};
+use axum_idempotency::{RejectionKind, Scope};
 
-use crate::support::{Database, answering, app, app_with, create, layer, post, reply};
+use crate::support::{Database, answering, app, app_with, create, engine, layer, post, reply};
 
 /// The statements that the server executed for this database since the last look, by their first words.
 fn statements(database: &Database, seen: &mut usize) -> Vec<String> {
@@ -48,7 +48,7 @@ async fn a_first_call_takes_two_statements_more_than_the_handlers_transaction_an
 async fn an_answer_in_memory_takes_no_statement_and_no_connection() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
-    let idempotency = Idempotency::new(pool.clone()).answers_in_memory(100_000, Duration::from_secs(60));
+    let idempotency = engine(&pool).answers_in_memory(100_000, Duration::from_secs(60));
     let here = app_with(layer(idempotency.clone()), create);
     let sensitive = app_with(layer(idempotency.clone()).operation("secret").sensitive(), create);
     let first = reply(&here, post("/things").key("a").body("x")).await;
@@ -76,7 +76,7 @@ async fn an_answer_in_memory_takes_no_statement_and_no_connection() {
 async fn an_answer_in_memory_is_not_replayed_beyond_the_age_nor_unless_it_was_committed() {
     let database = Database::fresh().await;
     let pool = database.pool().await;
-    let remembering = |age| Idempotency::new(pool.clone()).answers_in_memory(100_000, age);
+    let remembering = |age| engine(&pool).answers_in_memory(100_000, age);
     let brief = app_with(layer(remembering(Duration::from_nanos(1))), create);
     reply(&brief, post("/things").key("a")).await;
     database.expire().await;
@@ -96,7 +96,7 @@ async fn a_method_that_is_not_listed_passes_through_without_an_allocation() {
     let bare = tower::service_fn(|_: Request<Body>| {
         std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())))
     });
-    let mut layered = layer(Idempotency::new(database.pool_lazily())).layer(bare);
+    let mut layered = layer(engine(&database.pool_lazily())).layer(bare);
     let mut allocations = |method: &str| {
         let request = Request::builder().method(method).uri("/things").body(Body::empty()).unwrap();
         let mut answered = false;

@@ -4,9 +4,9 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use axum_idempotency::{ClaimUsing, Disposition, Idempotency, IdempotentRequest, RejectionKind, StoredResponse, Tx};
+use axum_idempotency::{ClaimUsing, Disposition, IdempotentRequest, RejectionKind, StoredResponse, Tx};
 
-use crate::support::{Database, Gate, Runs, answering, app, app_with, create, effect, layer, post, reply};
+use crate::support::{Database, Gate, Runs, answering, app, app_with, create, effect, engine, layer, post, reply};
 
 #[tokio::test]
 async fn r38_f29_f43_f58_the_table_by_status() {
@@ -85,7 +85,7 @@ async fn r40_a_handler_overrides_the_table_for_one_response() {
 #[tokio::test]
 async fn r40_the_table_is_replaceable_for_a_layer() {
     let database = Database::fresh().await;
-    let keep_all = layer(Idempotency::new(database.pool().await)).with_disposition(|_| Disposition::Commit);
+    let keep_all = layer(engine(&database.pool().await)).with_disposition(|_| Disposition::Commit);
     let app = app_with(keep_all, answering(404));
     reply(&app, post("/things").key("k")).await;
     assert!(reply(&app, post("/things").key("k")).await.replayed());
@@ -126,7 +126,7 @@ async fn r39_a_rejection_that_was_overtaken_gives_the_other_ones_answer() {
     let request = told.await.unwrap();
     gate.entered().await;
     let mut elsewhere = database.overtake(|| gate.open()).await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let claimed = idempotency.claim_using(&mut elsewhere, &request).await.unwrap();
     assert!(matches!(claimed, ClaimUsing::Fresh));
     effect(&mut elsewhere).await;
@@ -190,7 +190,7 @@ async fn an_answer_without_a_body_is_kept_like_any_other() {
 #[tokio::test]
 async fn a_renderer_of_the_applications_changes_the_body_and_not_the_reason() {
     let database = Database::fresh().await;
-    let own = layer(Idempotency::new(database.pool().await))
+    let own = layer(engine(&database.pool().await))
         .with_rejection_response(|rejection| format!("error={}", rejection.kind().name()).into_response());
     let refused = reply(&app_with(own, create), post("/things")).await;
     assert_eq!((refused.status, refused.text()), (StatusCode::BAD_REQUEST, "error=missing-key"));

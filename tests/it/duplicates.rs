@@ -10,7 +10,7 @@ use axum_idempotency::{
 use sqlx::Connection as _;
 use tokio::task::JoinHandle;
 
-use crate::support::{Database, Gate, Reply, Runs, app_with, create, effect, layer, post, reply, settle};
+use crate::support::{Database, Gate, Reply, Runs, app_with, create, effect, engine, layer, post, reply, settle};
 
 fn gated(idempotency: &Idempotency, gate: &Gate) -> Router {
     let inside = gate.clone();
@@ -44,7 +44,7 @@ const NOTHING: &str = "InFlight { len: 0 }";
 async fn two_hundred_duplicates_on_two_layers_take_no_connection_and_send_no_statement() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 4).await;
-    let idempotency = Idempotency::new(pool.clone());
+    let idempotency = engine(&pool);
     let gate = Gate::closed();
     // The same operation under both.
     let apps = [gated(&idempotency, &gate), gated(&idempotency, &gate)];
@@ -80,7 +80,7 @@ async fn two_hundred_duplicates_on_two_layers_take_no_connection_and_send_no_sta
 #[tokio::test]
 async fn with_a_pool_of_one_duplicates_wait_while_the_first_has_the_only_connection() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(1).await);
+    let idempotency = engine(&database.pool_of(1).await);
     let gate = Gate::closed();
     let app = gated(&idempotency, &gate);
     let first = ask(&app, "a");
@@ -98,7 +98,7 @@ async fn with_a_pool_of_one_duplicates_wait_while_the_first_has_the_only_connect
 #[tokio::test]
 async fn a_duplicate_gets_the_very_answer_that_was_committed_not_a_copy() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let Claim::Fresh(attempt) = idempotency.claim(request("k", "p")).await.unwrap() else { panic!("it is free") };
     let duplicate = tokio::spawn({
         let idempotency = idempotency.clone();
@@ -116,7 +116,7 @@ async fn a_duplicate_gets_the_very_answer_that_was_committed_not_a_copy() {
 async fn r31_another_payload_is_refused_at_once_while_the_first_executes() {
     for concurrency in [Concurrency::default(), Concurrency::Reject] {
         let database = Database::fresh().await;
-        let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(concurrency).unwrap();
+        let idempotency = engine(&database.pool_of(1).await).concurrency(concurrency);
         let gate = Gate::closed();
         let app = gated(&idempotency, &gate);
         let first = ask(&app, "a");
@@ -130,7 +130,7 @@ async fn r31_another_payload_is_refused_at_once_while_the_first_executes() {
 #[tokio::test]
 async fn r31_rejecting_within_a_process_takes_no_connection() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(Concurrency::Reject).unwrap();
+    let idempotency = engine(&database.pool_of(1).await).concurrency(Concurrency::Reject);
     let gate = Gate::closed();
     let app = gated(&idempotency, &gate);
     let first = ask(&app, "a");
@@ -148,7 +148,7 @@ async fn r31_rejecting_within_a_process_takes_no_connection() {
 async fn r32_f52_a_duplicate_within_a_process_waits_no_longer_than_it_may() {
     let database = Database::fresh().await;
     let brief = Concurrency::Wait { timeout: Duration::from_millis(20) };
-    let idempotency = Idempotency::new(database.pool_of(1).await).concurrency(brief).unwrap();
+    let idempotency = engine(&database.pool_of(1).await).concurrency(brief);
     let gate = Gate::closed();
     let app = gated(&idempotency, &gate);
     let first = ask(&app, "a");
@@ -161,7 +161,7 @@ async fn r32_f52_a_duplicate_within_a_process_waits_no_longer_than_it_may() {
 #[tokio::test]
 async fn r32_when_the_owner_leaves_no_answer_one_waiter_executes_and_the_others_go_on_waiting() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(2).await);
+    let idempotency = engine(&database.pool_of(2).await);
     let (runs, gate) = (Runs::default(), Gate::closed());
     let (counted, inside) = (runs.clone(), gate.clone());
     let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
@@ -202,7 +202,7 @@ async fn a_retry_is_answered_although_a_request_with_another_payload_came_just_b
     for concurrency in [Concurrency::default(), Concurrency::Reject] {
         let database = Database::fresh().await;
         let pool = database.pool_of(1).await;
-        let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency).unwrap()), create);
+        let app = app_with(layer(engine(&pool).concurrency(concurrency)), create);
         let first = ask(&app, "a").await.unwrap();
         let only = pool.acquire().await.unwrap();
         let wrong = ask(&app, "b");
@@ -221,7 +221,7 @@ async fn a_retry_is_answered_although_a_request_with_another_payload_came_just_b
 async fn retries_that_come_together_are_all_answered_by_one_look_even_when_rejecting() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
-    let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(Concurrency::Reject).unwrap()), create);
+    let app = app_with(layer(engine(&pool).concurrency(Concurrency::Reject)), create);
     let first = ask(&app, "a").await.unwrap();
     let only = pool.acquire().await.unwrap();
     let retries: Vec<_> = (0..20).map(|_| ask(&app, "a")).collect();
@@ -245,7 +245,7 @@ async fn retries_that_come_together_are_all_answered_by_one_look_even_when_rejec
 #[tokio::test]
 async fn nothing_is_left_in_flight_however_an_attempt_ends() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let answer = StoredResponse::new(StatusCode::OK, "");
     let fresh = async |key: &str| match idempotency.claim(request(key, "p")).await.unwrap() {
         Claim::Fresh(attempt) => attempt,
@@ -269,7 +269,7 @@ async fn nothing_is_left_in_flight_however_an_attempt_ends() {
     assert!(matches!(rejected, axum_idempotency::Rejected::Stored(_)));
     assert_eq!(in_flight(&idempotency), NOTHING);
 
-    let nowhere = Idempotency::new(database.pool().await);
+    let nowhere = engine(&database.pool().await);
     nowhere.pool().close().await;
     nowhere.claim(request("k", "p")).await.unwrap_err();
     assert_eq!(in_flight(&nowhere), NOTHING);
@@ -280,7 +280,7 @@ async fn f22_panics_in_the_applications_functions_leave_nothing_and_waiters_are_
     use axum_idempotency::{Disposition, IdempotencyLayer};
 
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(1).await);
+    let idempotency = engine(&database.pool_of(1).await);
     let runs = Runs::default();
     let once = |runs: &Runs| assert_ne!(runs.one(), 1, "the function's own panic");
     let layers: Vec<Box<dyn Fn(Runs) -> IdempotencyLayer>> = vec![
@@ -322,7 +322,7 @@ async fn f22_panics_in_the_applications_functions_leave_nothing_and_waiters_are_
 #[tokio::test]
 async fn no_more_connections_wait_inside_postgresql_than_may() {
     let database = Database::fresh().await;
-    let elsewhere = Idempotency::new(database.pool_of(6).await);
+    let elsewhere = engine(&database.pool_of(6).await);
     let mut held = Vec::new();
     for n in 0..6 {
         match elsewhere.claim(request(&n.to_string(), "p")).await.unwrap() {
@@ -331,7 +331,7 @@ async fn no_more_connections_wait_inside_postgresql_than_may() {
         }
     }
     let wait = Concurrency::Wait { timeout: Duration::from_secs(30) };
-    let here = Idempotency::new(database.pool_of(6).await).concurrency(wait).unwrap().max_waiting_connections(2);
+    let here = engine(&database.pool_of(6).await).concurrency(wait).max_waiting_connections(2);
     let mut waiting = Vec::new();
     for n in 0..6 {
         let here = here.clone();
@@ -363,17 +363,17 @@ async fn no_more_connections_wait_inside_postgresql_than_may() {
 #[tokio::test]
 async fn whoever_gets_no_place_to_wait_is_told_to_come_again() {
     let database = Database::fresh().await;
-    let elsewhere = Idempotency::new(database.pool_of(2).await);
+    let elsewhere = engine(&database.pool_of(2).await);
     let first = elsewhere.claim(request("1", "p")).await.unwrap();
     let second = elsewhere.claim(request("2", "p")).await.unwrap();
     let patient = Concurrency::Wait { timeout: Duration::from_secs(30) };
-    let here = Idempotency::new(database.pool_of(4).await).max_waiting_connections(1);
+    let here = engine(&database.pool_of(4).await).max_waiting_connections(1);
     let placed = tokio::spawn({
-        let here = here.clone().concurrency(patient).unwrap();
+        let here = here.clone().concurrency(patient);
         async move { here.claim(request("1", "p")).await.unwrap() }
     });
     database.until_waiting(1).await;
-    let brief = here.concurrency(Concurrency::Wait { timeout: Duration::from_millis(50) }).unwrap();
+    let brief = here.concurrency(Concurrency::Wait { timeout: Duration::from_millis(50) });
     assert!(matches!(brief.claim(request("2", "p")).await.unwrap(), Claim::InProgress));
     drop((first, second));
     assert!(matches!(placed.await.unwrap(), Claim::Fresh(_)));
@@ -385,7 +385,7 @@ async fn task_locals_and_spans_of_outer_layers_reach_the_handler() {
     tokio::task_local! { static TENANT: &'static str }
 
     let database = Database::fresh().await;
-    let app = app_with(layer(Idempotency::new(database.pool().await)), async |_tx: Tx| TENANT.get().to_owned());
+    let app = app_with(layer(engine(&database.pool().await)), async |_tx: Tx| TENANT.get().to_owned());
     let reply = TENANT.scope("t7", reply(&app, post("/things").key("k"))).await;
     assert_eq!(reply.text(), "t7");
 }
@@ -394,7 +394,7 @@ async fn task_locals_and_spans_of_outer_layers_reach_the_handler() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_under_other_keys_are_not_held_up() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(2).await);
+    let idempotency = engine(&database.pool_of(2).await);
     let gate = Gate::closed();
     let gated = gated(&idempotency, &gate);
     let free = app_with(layer(idempotency.clone()), create);
@@ -416,7 +416,7 @@ async fn a_request_that_waited_long_for_a_connection_is_executed_and_not_told_of
     let pool = database.pool_of(1).await;
     for concurrency in [Concurrency::default(), Concurrency::Reject] {
         let key = format!("{concurrency:?}");
-        let app = app_with(layer(Idempotency::new(pool.clone()).concurrency(concurrency).unwrap()), create);
+        let app = app_with(layer(engine(&pool).concurrency(concurrency)), create);
         let only = pool.acquire().await.unwrap();
         let waiting =
             tokio::spawn(async move { reply(&app, post("/things").key(&format!("\"{}\"", key.len()))).await });
@@ -434,7 +434,7 @@ async fn a_request_that_waited_long_for_a_connection_is_executed_and_not_told_of
 #[tokio::test]
 async fn duplicates_whose_clients_go_away_leave_nothing_behind() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_of(1).await);
+    let idempotency = engine(&database.pool_of(1).await);
     let gate = Gate::closed();
     let app = gated(&idempotency, &gate);
     let first = ask(&app, "a");

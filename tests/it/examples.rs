@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use axum::{Router, http::StatusCode};
-use axum_idempotency::{Concurrency, Idempotency, Retention};
+use axum_idempotency::{Concurrency, Retention};
 use serde_json::{Value, json};
 
-use crate::support::{Ask, Database, Reply, get, post, reply};
+use crate::support::{Ask, Database, Reply, engine, get, post, reply};
 
 #[path = "../../examples/ledger.rs"]
 #[allow(dead_code, clippy::too_many_lines)]
@@ -29,7 +29,7 @@ async fn ledger(database: &Database) -> Router {
     let pool = database.pool().await;
     ledger::prepare(&pool).await.unwrap();
     ledger::prepare(&pool).await.unwrap();
-    let app = ledger::app(Idempotency::new(pool));
+    let app = ledger::app(engine(&pool));
     let opened = reply(&app, alice(post("/accounts")).json(json!({ "id": "a", "balance": 100 }))).await;
     assert_eq!((opened.status, opened.json()), (StatusCode::CREATED, json!({ "id": "a", "balance": 100 })));
     app
@@ -201,14 +201,14 @@ async fn shutdown_finishes_what_was_begun() {
     let pool = database.pool().await;
     shutdown::prepare(&pool).await.unwrap();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    shutdown::check(listener, Idempotency::new(pool), &database.url()).await.unwrap();
+    shutdown::check(listener, engine(&pool), &database.url()).await.unwrap();
     assert_eq!(database.rows().await.len(), 1);
 }
 
 #[tokio::test]
 async fn encryption_stores_nothing_readable_and_keys_rotate() {
     let database = Database::fresh().await;
-    encryption::check(Idempotency::new(database.pool().await)).await.unwrap();
+    encryption::check(engine(&database.pool().await)).await.unwrap();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use axum::response::IntoResponse as _;
 use axum_idempotency::{Idempotency, Pruned, Pruner, Retention, Tx};
 use sqlx::Connection as _;
 
-use crate::support::{Database, Gate, Runs, all, app, app_with, create, effect, layer, post, reply};
+use crate::support::{Database, Gate, Runs, all, app, app_with, create, effect, engine, layer, post, reply};
 
 #[tokio::test]
 async fn r61_f14_an_expired_key_executes_as_new_even_with_another_payload() {
@@ -60,7 +60,7 @@ async fn the_window_begins_with_the_claim_and_ends_as_configured() {
         (Retention::forever(), None),
     ] {
         let database = Database::fresh().await;
-        let app = app_with(layer(Idempotency::new(database.pool().await).retention(retention).unwrap()), create);
+        let app = app_with(layer(engine(&database.pool().await).retention(retention)), create);
         reply(&app, post("/things").key("k")).await;
         let window: Option<f64> =
             sqlx::query_scalar("select extract(epoch from expires_at - created_at)::float8 from idempotency.keys")
@@ -74,7 +74,7 @@ async fn the_window_begins_with_the_claim_and_ends_as_configured() {
 #[tokio::test]
 async fn r60_pruning_deletes_expired_rows_only_and_no_more_than_asked_for() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let app = app_with(layer(idempotency.clone()), create);
     for n in 0..5 {
         reply(&app, post("/things").key(&format!("old-{n}"))).await;
@@ -90,7 +90,7 @@ async fn r60_pruning_deletes_expired_rows_only_and_no_more_than_asked_for() {
 #[tokio::test]
 async fn a_pruner_empties_the_table_in_batches_and_stops_when_told() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let app = app_with(layer(idempotency.clone()), create);
     for n in 0..7 {
         reply(&app, post("/things").key(&format!("{n}"))).await;
@@ -111,7 +111,7 @@ async fn a_pruner_survives_the_databases_errors() {
     let database = Database::unmigrated().await;
     let pool = database.pool().await;
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let pruner = Pruner::new(Idempotency::new(pool.clone())).interval(Duration::from_millis(1));
+    let pruner = Pruner::new(engine(&pool)).interval(Duration::from_millis(1));
     let mut running = tokio::spawn(pruner.run_until(async { stopped.await.unwrap() }));
     // It has failed once by the time that the server has logged it.
     let mut connection = database.connection().await;
@@ -139,7 +139,7 @@ async fn a_pruner_survives_the_databases_errors() {
 async fn f11_f12_pruning_against_claims_never_gives_a_wrong_answer() {
     let database = Database::fresh().await;
     database.expire_at_once().await;
-    let idempotency = Idempotency::new(database.pool_of(16).await);
+    let idempotency = engine(&database.pool_of(16).await);
     let runs = Runs::default();
     let counted = runs.clone();
     let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
@@ -169,7 +169,7 @@ async fn r59_a_claim_that_waited_for_the_pruner_is_a_first_one() {
     for rejecting in [false, true] {
         let database = Database::fresh().await;
         let pool = database.pool().await;
-        let idempotent = layer(Idempotency::new(pool.clone())).retention(Retention::forever()).unwrap();
+        let idempotent = layer(engine(&pool)).retention(Retention::forever());
         reply(&app(&pool, create), post("/things").key("k")).await;
         database.expire().await;
         let mut connection = database.connection().await;
@@ -197,7 +197,7 @@ async fn f13_f48_a_slow_attempt_is_not_overtaken_when_its_window_ends() {
     let gate = Gate::closed();
     let process = async || {
         let inside = gate.clone();
-        let idempotency = Idempotency::new(database.pool().await);
+        let idempotency = engine(&database.pool().await);
         let app = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
             inside.pass().await;
             effect(&mut tx).await.to_string()
@@ -226,7 +226,7 @@ async fn f13_f48_a_slow_attempt_is_not_overtaken_when_its_window_ends() {
 fn refusing(database: &Database) -> Idempotency {
     let hour = Duration::from_secs(3_600);
     let retention = Retention::new(hour).unwrap().refuse_for(2 * hour).unwrap();
-    Idempotency::new(database.pool_lazily()).retention(retention).unwrap()
+    engine(&database.pool_lazily()).retention(retention)
 }
 
 /// Lets the answers' window end, an hour and a second ago.
@@ -321,7 +321,7 @@ async fn a_key_can_be_looked_up_by_an_operator() {
 #[tokio::test]
 async fn an_owners_keys_are_forgotten_in_batches_and_nobody_elses() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let app = app_with(layer(idempotency.clone()), create);
     for owner in ["alice", "bob"] {
         reply(&app, post("/things").key("k").owner(owner)).await;
@@ -343,7 +343,7 @@ async fn an_owners_keys_are_forgotten_in_batches_and_nobody_elses() {
 #[tokio::test]
 async fn an_owners_keys_are_forgotten_also_where_others_are_at_work() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     reply(&app_with(layer(idempotency.clone()), create), post("/things").key("k")).await;
     let mut connection = database.connection().await;
     let mut fading = connection.begin().await.unwrap();
@@ -380,8 +380,8 @@ async fn a_response_can_lengthen_or_shorten_its_own_window() {
     ] {
         let database = Database::fresh().await;
         let name = axum::http::HeaderName::from_static("x-expires");
-        let idempotent = layer(Idempotency::new(database.pool_lazily())).expiry_header(name.clone());
-        let app = app_with(idempotent.time_limit(seconds(10)).unwrap(), keeping(retention));
+        let idempotent = layer(engine(&database.pool_lazily())).expiry_header(name.clone());
+        let app = app_with(idempotent.time_limit(seconds(10)), keeping(retention));
         let first = reply(&app, post("/things").key("k")).await;
         let retry = reply(&app, post("/things").key("k")).await;
         assert!(first.status == 200 && retry.replayed(), "{first:?}");
@@ -431,7 +431,7 @@ async fn a_batch_reads_no_more_than_its_rows_however_large_the_table() {
     sqlx::query("analyze idempotency.keys").execute(&mut connection).await.unwrap();
     let seq_scans = "select seq_scan from pg_stat_user_tables where relname = 'keys'";
     let pool = database.pool_of(1).await;
-    let idempotency = Idempotency::new(pool.clone());
+    let idempotency = engine(&pool);
     let before: i64 = sqlx::query_scalar(seq_scans).fetch_one(&mut connection).await.unwrap();
     connection.close().await.unwrap();
     // More than the five times after which PostgreSQL may settle for one plan.

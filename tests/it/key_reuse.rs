@@ -1,10 +1,10 @@
 //! G6: a key with another payload is refused, and nothing of the first one is revealed.
 
 use axum::{Router, http::StatusCode, routing::post as route};
-use axum_idempotency::{Fingerprint, Idempotency, RejectionKind};
+use axum_idempotency::{Fingerprint, RejectionKind};
 use serde_json::json;
 
-use crate::support::{Database, app, app_with, create, layer, post, reply};
+use crate::support::{Database, app, app_with, create, engine, layer, post, reply};
 
 #[tokio::test]
 async fn r29_another_payload_is_refused_and_the_stored_answer_stays() {
@@ -39,7 +39,7 @@ async fn f57_the_refusal_holds_nothing_that_is_stored() {
 #[tokio::test]
 async fn r23_r24_path_query_method_and_content_type_belong_to_the_fingerprint() {
     let database = Database::fresh().await;
-    let idempotent = layer(Idempotency::new(database.pool().await));
+    let idempotent = layer(engine(&database.pool().await));
     let app = Router::new()
         .route("/things/{id}", route(create).layer(idempotent.clone()))
         .route("/named", route(create).patch(create).layer(idempotent.operation("thing.change")));
@@ -69,7 +69,7 @@ async fn r23_r24_path_query_method_and_content_type_belong_to_the_fingerprint() 
 #[tokio::test]
 async fn r22_the_same_key_on_another_operation_is_another_intent() {
     let database = Database::fresh().await;
-    let idempotent = layer(Idempotency::new(database.pool().await));
+    let idempotent = layer(engine(&database.pool().await));
     let app = Router::new()
         .route("/a", route(create).layer(idempotent.clone()))
         .route("/b", route(create).layer(idempotent.clone()))
@@ -85,7 +85,7 @@ async fn r22_the_same_key_on_another_operation_is_another_intent() {
 #[tokio::test]
 async fn a_fingerprint_function_of_the_applications_decides() {
     let database = Database::fresh().await;
-    let by_version = layer(Idempotency::new(database.pool().await)).with_fingerprint(|parts, body| {
+    let by_version = layer(engine(&database.pool().await)).with_fingerprint(|parts, body| {
         let version = parts.headers.get("x-version").map(|value| value.as_bytes()).unwrap_or_default();
         Fingerprint::of([version, &body[..1]])
     });
@@ -112,7 +112,7 @@ async fn r28_a_row_of_an_unknown_fingerprint_scheme_matches() {
 #[tokio::test]
 async fn r28_a_deployment_that_changes_what_is_compared_refuses_no_honest_retry() {
     let database = Database::fresh().await;
-    let base = || layer(Idempotency::new(database.pool_lazily()));
+    let base = || layer(engine(&database.pool_lazily()));
     let name = axum::http::HeaderName::from_static;
     let settings = [
         base(),

@@ -1,9 +1,9 @@
 //! R7 to R19 over HTTP: which field values are keys, and which two are one.
 
 use axum::http::HeaderValue;
-use axum_idempotency::{Idempotency, RejectionKind};
+use axum_idempotency::RejectionKind;
 
-use crate::support::{Ask, Database, app_with, layer, post, reply};
+use crate::support::{Ask, Database, app_with, engine, layer, post, reply};
 
 /// Field lines, the key in strict mode, the key otherwise.
 type Vector = (&'static [&'static [u8]], Option<&'static str>, Option<&'static str>);
@@ -82,7 +82,7 @@ fn long_vectors() -> Vec<(String, Option<usize>, Option<usize>)> {
 async fn r8_to_r18_every_vector_in_both_modes() {
     for strict in [false, true] {
         let database = Database::fresh().await;
-        let idempotent = layer(Idempotency::new(database.pool().await));
+        let idempotent = layer(engine(&database.pool().await));
         let idempotent = if strict { idempotent.strict() } else { idempotent };
         let app = app_with(idempotent, async |key: axum_idempotency::IdempotencyKey| key.as_str().to_owned());
         for (lines, in_strict, otherwise) in VECTORS {
@@ -111,7 +111,7 @@ fn r17_a_delete_character_never_comes_so_far() {
 #[tokio::test]
 async fn r13_r18_r19_the_settings_for_keys_apply_over_http() {
     let database = Database::fresh().await;
-    let idempotent = || layer(Idempotency::new(database.pool_lazily()));
+    let idempotent = || layer(engine(&database.pool_lazily()));
     let key = async |key: axum_idempotency::IdempotencyKey| key.as_str().to_owned();
     let short = app_with(idempotent().operation("short").key_length(4..=8), key);
     reply(&short, post("/things").key("abc")).await.assert_refused(RejectionKind::InvalidKey);
@@ -142,7 +142,7 @@ async fn r20_a_key_in_the_trailers_is_ignored() {
     use http_body_util::BodyExt as _;
 
     let database = Database::fresh().await;
-    let app = app_with(layer(Idempotency::new(database.pool().await)), async || ());
+    let app = app_with(layer(engine(&database.pool().await)), async || ());
     let mut trailers = axum::http::HeaderMap::new();
     trailers.insert("idempotency-key", "k".parse().unwrap());
     let body = Body::new(Body::from("x").with_trailers(async move { Some(Ok(trailers)) }));

@@ -1,16 +1,16 @@
 //! G8: everything that is read has a limit, a setting and a named refusal; what is refused leaves nothing behind.
 
 use axum::{body::Body, http::StatusCode};
-use axum_idempotency::{Idempotency, RejectionKind};
+use axum_idempotency::RejectionKind;
 use futures_util::stream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::support::{Database, Runs, app, app_with, create, layer, post, reply, serve};
+use crate::support::{Database, Runs, app, app_with, create, engine, layer, post, reply, serve};
 
 #[tokio::test]
 async fn f19_a_body_over_the_limit_is_refused_before_anything_is_claimed() {
     let database = Database::fresh().await;
-    let small = layer(Idempotency::new(database.pool().await)).max_request_bytes(1_000);
+    let small = layer(engine(&database.pool().await)).max_request_bytes(1_000);
     let app = app_with(small, create);
     let refused = reply(&app, post("/things").key("k").body("x".repeat(1_001))).await;
     refused.assert_refused(RejectionKind::RequestTooLarge);
@@ -95,9 +95,8 @@ async fn r7_to_r18_every_invalid_key_is_refused_without_the_database() {
 #[tokio::test]
 async fn a_key_header_of_another_name_and_strict_keys_are_settings() {
     let database = Database::fresh().await;
-    let named = layer(Idempotency::new(database.pool().await))
-        .header(axum::http::HeaderName::from_static("x-request-key"))
-        .strict();
+    let named =
+        layer(engine(&database.pool().await)).header(axum::http::HeaderName::from_static("x-request-key")).strict();
     let app = app_with(named, create);
     reply(&app, post("/things").key("\"k\"")).await.assert_refused(RejectionKind::MissingKey);
     reply(&app, post("/things").header("x-request-key", "k")).await.assert_refused(RejectionKind::InvalidKey);

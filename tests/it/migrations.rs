@@ -1,12 +1,12 @@
 //! The table comes and goes by the crate's own migrations, beside those of the application.
 
 use axum_idempotency::{
-    Claim, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation,
+    Claim, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation,
     PARTITIONED_MIGRATOR, Scope, migrate,
 };
 use sqlx::Executor as _;
 
-use crate::support::{Database, all};
+use crate::support::{Database, all, engine};
 
 async fn tables(database: &Database) -> Vec<String> {
     let mut connection = database.connection().await;
@@ -71,7 +71,7 @@ async fn migrations_can_be_undone_and_done_again() {
     MIGRATOR.undo(&pool, 0).await.unwrap();
     assert_eq!(tables(&database).await, ["idempotency.migrations"]);
     migrate(&pool).await.unwrap();
-    let claim = Idempotency::new(pool).claim(request()).await.unwrap();
+    let claim = engine(&pool).claim(request()).await.unwrap();
     assert!(matches!(claim, Claim::Fresh(_)));
 }
 
@@ -94,14 +94,14 @@ async fn the_plain_files_make_the_same_table_for_another_tool() {
         assert_eq!(migrator.iter().count(), files.len());
         assert_eq!(run * 2, files.len());
     }
-    let claim = Idempotency::new(database.pool().await).claim(request()).await.unwrap();
+    let claim = engine(&database.pool().await).claim(request()).await.unwrap();
     assert!(matches!(claim, Claim::Fresh(_)));
 }
 
 #[tokio::test]
 async fn without_the_table_every_call_fails_with_an_error_that_names_migrate() {
     let database = Database::unmigrated().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let claim = idempotency.claim(request()).await.unwrap_err();
     let prune = idempotency.prune(1).await.unwrap_err();
     for error in [claim, prune] {

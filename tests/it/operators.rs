@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use axum_idempotency::{Idempotency, Retention, Scope, TimeBearing, migrate_partitioned};
+use axum_idempotency::{Retention, Scope, TimeBearing, migrate_partitioned};
 use serde_json::json;
 use sqlx::Executor as _;
 
-use crate::support::{Database, create, layer, post, reply};
+use crate::support::{Database, create, engine, layer, post, reply};
 
 const FILL: &str = "\
 insert into idempotency.keys (scope, operation, key, fingerprint, status, header_names, header_values, body,
@@ -23,7 +23,7 @@ async fn fill(database: &Database, rows: i32) {
 #[tokio::test]
 async fn stats_of_a_small_table_are_exact() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool().await);
+    let idempotency = engine(&database.pool().await);
     let empty = idempotency.stats().await.unwrap();
     assert_eq!((empty.live(), empty.tombstones(), empty.overdue, empty.oldest), (0, 0, 0, None));
     fill(&database, 1_000).await;
@@ -43,7 +43,7 @@ async fn stats_of_a_small_table_are_exact() {
 async fn stats_of_a_large_table_come_from_a_bounded_look() {
     let database = Database::fresh().await;
     fill(&database, 150_000).await;
-    let stats = Idempotency::new(database.pool().await).stats().await.unwrap();
+    let stats = engine(&database.pool().await).stats().await.unwrap();
     assert!(stats.sampled < 0.7, "{}", stats.sampled);
     let live = stats.live();
     assert!((100_000..140_000).contains(&live), "{live} of 120,000 by a sample");
@@ -58,14 +58,14 @@ async fn stats_count_both_tables_and_tombstones() {
     let pool = database.pool().await;
     migrate_partitioned(&pool).await.unwrap();
     let day = Duration::from_secs(86_400);
-    let plain = layer(Idempotency::new(pool.clone())).operation("o");
-    let timed = plain.clone().time_bearing(TimeBearing::uuid_v7(day).unwrap().partitioned().unwrap()).unwrap();
+    let plain = layer(engine(&pool)).operation("o");
+    let timed = plain.clone().time_bearing(TimeBearing::uuid_v7(day).unwrap().partitioned().unwrap());
     let millis = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
     let uuid = format!("{:08x}-{:04x}-7000-8000-000000000001", millis >> 16, millis & 0xffff);
     reply(&crate::support::app_with(plain.clone(), create), post("/things").key("k")).await;
     reply(&crate::support::app_with(plain.sensitive(), create), post("/things").key("l")).await;
     reply(&crate::support::app_with(timed.operation("p"), create), post("/things").key(&uuid)).await;
-    let stats = Idempotency::new(pool).stats().await.unwrap();
+    let stats = engine(&pool).stats().await.unwrap();
     assert_eq!((stats.live(), stats.tombstones(), stats.operations.len()), (2, 1, 2), "{stats:?}");
 }
 
@@ -89,7 +89,7 @@ async fn stats_do_not_read_the_bodies() {
     };
     pool.execute("select pg_stat_force_next_flush()").await.ok();
     let before = toast().await;
-    let stats = Idempotency::new(pool.clone()).stats().await.unwrap();
+    let stats = engine(&pool).stats().await.unwrap();
     pool.close().await;
     assert!(stats.operations[0].bytes > 50 * 100_000, "{stats:?}");
     assert!(toast().await - before < 100, "read {} blocks of bodies", toast().await - before);
@@ -102,7 +102,7 @@ async fn stats_leave_nothing_behind() {
     let pool = database.pool_of(1).await;
     fill(&database, 10).await;
     let before = database.rows().await;
-    Idempotency::new(pool.clone()).stats().await.unwrap();
+    engine(&pool).stats().await.unwrap();
     assert_eq!(database.rows().await, before);
     pool.execute("select 1").await.unwrap();
 }
@@ -111,7 +111,7 @@ async fn stats_leave_nothing_behind() {
 async fn t12_r60_the_policy_can_be_published() {
     let database = Database::fresh().await;
     let hour = Duration::from_secs(3_600);
-    let plain = layer(Idempotency::new(database.pool_lazily())).operation("charge.create");
+    let plain = layer(engine(&database.pool_lazily())).operation("charge.create");
     assert_eq!(
         serde_json::to_value(plain.policy()).unwrap(),
         json!({
@@ -119,12 +119,11 @@ async fn t12_r60_the_policy_can_be_published() {
             "window": "P1D", "replay": "P1D", "max_request_bytes": 1_048_576,
         })
     );
-    let never = plain.clone().optional().retention(Retention::new(hour).unwrap().refuse_forever()).unwrap().policy();
+    let never = plain.clone().optional().retention(Retention::new(hour).unwrap().refuse_forever()).policy();
     assert_eq!((never.window, never.replay.as_deref(), never.required), (None, Some("PT1H"), false));
-    let timed = plain.time_bearing(TimeBearing::first_sent(7 * 24 * hour).unwrap()).unwrap().policy();
+    let timed = plain.time_bearing(TimeBearing::first_sent(7 * 24 * hour).unwrap()).policy();
     assert_eq!((timed.window.as_deref(), timed.header.as_str()), (Some("P7D"), "repeatability-request-id"));
     assert_eq!((timed.time_bearing, timed.replay.as_deref()), (Some("first-sent"), Some("P7D")));
-    let global =
-        axum_idempotency::IdempotencyLayer::new(Idempotency::new(database.pool_lazily()), |_| Some(Scope::global()));
+    let global = axum_idempotency::IdempotencyLayer::new(engine(&database.pool_lazily()), |_| Some(Scope::global()));
     assert!(serde_json::to_value(global.policy()).unwrap().get("operation").is_none());
 }

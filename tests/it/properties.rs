@@ -8,11 +8,11 @@ use axum::{
     http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri},
     response::Response,
 };
-use axum_idempotency::{Disposition, Fingerprint, Idempotency, Scope};
+use axum_idempotency::{Disposition, Fingerprint, Scope};
 use proptest::prelude::*;
 use tower::ServiceExt as _;
 
-use crate::support::{Ask, Database, Reply, app_with, layer, reply};
+use crate::support::{Ask, Database, Reply, app_with, engine, layer, reply};
 
 /// Runs a property on one runtime and one database: making those for each case would be most of the work.
 fn check<S: Strategy>(cases: u32, strategy: S, property: impl AsyncFn(&Database, S::Value)) {
@@ -49,7 +49,7 @@ fn key_like() -> impl Strategy<Value = HeaderValue> {
 #[test]
 fn any_field_value_is_a_key_or_a_400_and_never_a_panic() {
     check(300, prop::collection::vec(key_like(), 1..3), async |_, values| {
-        let idempotent = layer(Idempotency::new(lazy_pool()));
+        let idempotent = layer(engine(&lazy_pool()));
         // Nobody owns the request: a valid key gets 401, an invalid one 400, both without a database.
         let app = app_with(idempotent, async || ());
         let mut request = Ask::new(Method::POST, "/things").into_request();
@@ -104,7 +104,7 @@ fn kept(reply: &Reply) -> Vec<(String, Vec<u8>)> {
 fn capture_and_replay_are_the_identity_on_what_is_kept() {
     check(120, answer(), async |database, (status, fields, body)| {
         let pool = database.pool_lazily();
-        let idempotent = layer(Idempotency::new(pool.clone())).with_disposition(|_| Disposition::Commit);
+        let idempotent = layer(engine(&pool)).with_disposition(|_| Disposition::Commit);
         let app = app_with(idempotent, move || async move {
             let mut response = Response::new(Body::from(body));
             *response.status_mut() = status;
@@ -129,7 +129,7 @@ fn a_request_body_in_any_frames_reaches_the_handler_unchanged() {
     let frames = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..50), 0..8);
     check(60, frames, async |database, frames| {
         let pool = database.pool_lazily();
-        let app = app_with(layer(Idempotency::new(pool.clone())), async |body: axum::body::Bytes| body);
+        let app = app_with(layer(engine(&pool)), async |body: axum::body::Bytes| body);
         let whole = frames.concat();
         let framed = frames.into_iter().map(Ok::<_, std::io::Error>);
         let ask = Ask::new(Method::POST, "/things").owner("alice").key("k");
@@ -168,7 +168,7 @@ fn distinct_requests_under_one_key_are_never_taken_for_one() {
     check(80, (request(), request()), async |database, (one, other)| {
         let pool = database.pool_lazily();
         let service = tower::ServiceBuilder::new()
-            .layer(layer(Idempotency::new(pool.clone())).operation("same"))
+            .layer(layer(engine(&pool)).operation("same"))
             .service_fn(async |_: Request<Body>| Ok::<_, std::convert::Infallible>(Response::new(Body::from("x"))));
         let ask = |(path, query, kind, body): &(String, Option<String>, String, Vec<u8>)| {
             let query = query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();

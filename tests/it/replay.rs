@@ -9,7 +9,7 @@ use axum_idempotency::Tx;
 use futures_util::stream;
 use serde_json::json;
 
-use crate::support::{Database, Runs, app, create, effect, get, post, reply};
+use crate::support::{Database, Runs, app, create, effect, engine, get, post, reply};
 
 #[tokio::test]
 async fn r44_a_retry_gets_the_stored_answer_byte_for_byte_and_the_handler_runs_once() {
@@ -97,9 +97,7 @@ async fn r1_other_methods_pass_through_without_the_database() {
     let pool = database.pool().await;
     let app = axum::Router::new().route(
         "/things",
-        axum::routing::get(async || "read")
-            .put(async || "replaced")
-            .layer(crate::support::layer(axum_idempotency::Idempotency::new(pool.clone()))),
+        axum::routing::get(async || "read").put(async || "replaced").layer(crate::support::layer(engine(&pool))),
     );
     pool.close().await;
     for ask in [get("/things").key("k"), get("/things").key("not, valid"), get("/things")] {

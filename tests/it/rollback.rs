@@ -8,14 +8,14 @@ use axum::{
     http::{Response, StatusCode},
     routing::post as route,
 };
-use axum_idempotency::{Idempotency, RejectionKind, Tx};
+use axum_idempotency::{RejectionKind, Tx};
 use futures_util::stream;
 use http_body_util::BodyExt as _;
 use sqlx::Executor as _;
 use tower::ServiceExt as _;
 use tower_http::catch_panic::CatchPanicLayer;
 
-use crate::support::{Database, Gate, Runs, app_with, effect, layer, post, reply, settle};
+use crate::support::{Database, Gate, Runs, app_with, effect, engine, layer, post, reply, settle};
 
 /// `POST /things` where nobody waits: a key that is not free at once is a 409.
 fn app<H, T>(pool: &sqlx::PgPool, handler: H) -> Router
@@ -23,7 +23,7 @@ where
     H: axum::handler::Handler<T, ()>,
     T: 'static,
 {
-    app_with(layer(Idempotency::new(pool.clone()).concurrency(axum_idempotency::Concurrency::Reject).unwrap()), handler)
+    app_with(layer(engine(&pool).concurrency(axum_idempotency::Concurrency::Reject)), handler)
 }
 
 /// The first call goes wrong, the second does not: what must be left of the first is nothing.
@@ -231,7 +231,7 @@ async fn f22_catch_panic_works_outside_and_inside_the_layer() {
             assert_ne!(runs.one(), 1, "the handler's own panic");
             StatusCode::CREATED
         };
-        let idempotent = layer(Idempotency::new(database.pool().await));
+        let idempotent = layer(engine(&database.pool().await));
         let app = Router::new();
         let app = if outside {
             app.route("/things", route(handler).layer(idempotent)).layer(CatchPanicLayer::new())
@@ -270,7 +270,7 @@ async fn f22_a_response_body_that_panics_or_breaks_off_leaves_nothing() {
 #[tokio::test]
 async fn an_inner_service_that_fails_is_rolled_back_and_its_error_passed_on() {
     let database = Database::fresh().await;
-    let service = tower::ServiceBuilder::new().layer(layer(Idempotency::new(database.pool().await))).service_fn(
+    let service = tower::ServiceBuilder::new().layer(layer(engine(&database.pool().await))).service_fn(
         |request: axum::extract::Request| async move {
             use axum::extract::FromRequestParts as _;
             let mut tx = Tx::from_request_parts(&mut request.into_parts().0, &()).await.unwrap();
@@ -288,7 +288,7 @@ async fn an_inner_service_that_fails_is_rolled_back_and_its_error_passed_on() {
 async fn r42_an_answer_over_the_limit_is_rolled_back() {
     let database = Database::fresh().await;
     let runs = Runs::default();
-    let impatient = Idempotency::new(database.pool().await).concurrency(axum_idempotency::Concurrency::Reject).unwrap();
+    let impatient = engine(&database.pool().await).concurrency(axum_idempotency::Concurrency::Reject);
     let small = layer(impatient).max_response_bytes(1_000);
     let app = app_with(small, move |mut tx: Tx| async move {
         effect(&mut tx).await;

@@ -1,9 +1,9 @@
 //! A key belongs to somebody.
 
 use axum::http::StatusCode;
-use axum_idempotency::{Idempotency, IdempotencyLayer, RejectionKind, Scope};
+use axum_idempotency::{IdempotencyLayer, RejectionKind, Scope};
 
-use crate::support::{Database, Runs, app, app_with, create, post, reply};
+use crate::support::{Database, Runs, app, app_with, create, engine, post, reply};
 
 #[tokio::test]
 async fn f32_the_same_key_of_another_owner_is_another_intent() {
@@ -38,7 +38,7 @@ async fn r5_a_request_without_an_owner_is_refused_and_leaves_nothing() {
 #[tokio::test]
 async fn one_scope_for_all_is_a_choice_that_is_written_down() {
     let database = Database::fresh().await;
-    let everybody = IdempotencyLayer::new(Idempotency::new(database.pool().await), |_| Some(Scope::global()));
+    let everybody = IdempotencyLayer::new(engine(&database.pool().await), |_| Some(Scope::global()));
     let app = app_with(everybody, create);
     reply(&app, post("/things").key("k").owner("alice")).await;
     assert!(reply(&app, post("/things").key("k").owner("bob")).await.replayed());

@@ -8,7 +8,7 @@ use axum_idempotency::{
 };
 use sqlx::Connection as _;
 
-use crate::support::{Clock, Database, Gate, START, app_with, create, effect, layer, moment, post, reply};
+use crate::support::{Clock, Database, Gate, START, app_with, create, effect, engine, layer, moment, post, reply};
 
 const MINUTE: i64 = 60_000;
 const HOUR: i64 = 60 * MINUTE;
@@ -88,7 +88,7 @@ impl World {
     /// Another process.
     async fn process(&self, window: i64) -> Idempotency {
         let pool = Database::pool_with(self.clock.options(), 3).await;
-        Idempotency::new(pool).time_bearing(self.way.keys(window)).unwrap()
+        engine(&pool).time_bearing(self.way.keys(window))
     }
 
     async fn ask(&self, process: &Idempotency, born: i64, n: u32) -> Came {
@@ -130,7 +130,7 @@ async fn t2_t4_skew_and_margin_are_settings() {
             let mut world = World::new(way).await;
             let keys = way.keys(HOUR).future_skew(millis(skew)).margin(millis(margin));
             let pool = Database::pool_with(world.clock.options(), 3).await;
-            let process = Idempotency::new(pool).time_bearing(keys).unwrap();
+            let process = engine(&pool).time_bearing(keys);
             assert_eq!(world.ask(&process, START + skew, 1).await, Came::Executed, "{way:?} {skew}");
             assert_eq!(world.ask(&process, START + skew + 1, 2).await, Came::Untimely(Untimely::FromFuture));
             let end = START + skew + HOUR + margin;
@@ -428,7 +428,7 @@ async fn t5_a_change_that_was_cut_off_is_ended_by_the_next_claim() {
 async fn t5_an_operation_that_was_used_without_times_refuses_the_keys_of_before() {
     for way in [Way::Uuid, Way::UuidPartitioned] {
         let mut world = World::new(way).await;
-        let plain = Idempotency::new(Database::pool_with(world.clock.options(), 3).await);
+        let plain = engine(&Database::pool_with(world.clock.options(), 3).await);
         assert_eq!(world.ask(&plain, START, 1).await, Came::Executed);
         let keys = world.process(48 * HOUR).await;
         let remembered = if way == Way::Uuid { Came::Replayed } else { Came::Untimely(Untimely::Expired) };
@@ -489,7 +489,7 @@ async fn t5_an_old_snapshot_does_not_keep_a_key_for_the_shorter_window() {
         migrate_partitioned(&pool).await.unwrap();
         let process = |window| {
             let keys = way.keys(window).future_skew(Duration::ZERO);
-            Idempotency::new(pool.clone()).time_bearing(keys).unwrap()
+            engine(&pool).time_bearing(keys)
         };
         let now = || i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
         let (short, long) = (process(HOUR), process(100 * HOUR));
@@ -517,7 +517,7 @@ async fn t5_everything_is_prepared_under_repeatable_read_too() {
         let mut processes = Vec::new();
         for _ in 0..4 {
             let pool = Database::pool_with(options.clone(), 4).await;
-            processes.push(Idempotency::new(pool).time_bearing(way.keys(HOUR)).unwrap());
+            processes.push(engine(&pool).time_bearing(way.keys(HOUR)));
         }
         let claims = crate::support::all((0_u32..).zip(processes).map(|(n, process)| async move {
             process.claim(way.request(START, n)).await.map(|claim| matches!(claim, Claim::Fresh(_)))
@@ -590,7 +590,7 @@ async fn in_either_table_the_layer_keeps_its_contract() {
     for way in [Way::Uuid, Way::UuidPartitioned] {
         let world = World::new(way).await;
         let pool = Database::pool_with(world.clock.options(), 4).await;
-        let idempotent = layer(Idempotency::new(pool)).time_bearing(way.keys(HOUR)).unwrap();
+        let idempotent = layer(engine(&pool)).time_bearing(way.keys(HOUR));
         let ask = |n: u32, body: &'static str| post("/things").key(&uuid(START, n)).body(body);
 
         let app = app_with(idempotent.clone(), create);
@@ -618,8 +618,8 @@ async fn in_either_table_the_layer_keeps_its_contract() {
         });
         let running = tokio::spawn(async move { reply(&slow, ask(4, "")).await });
         gate.entered().await;
-        let elsewhere = layer(Idempotency::new(Database::pool_with(world.clock.options(), 4).await));
-        let elsewhere = app_with(elsewhere.time_bearing(way.keys(HOUR)).unwrap(), create);
+        let elsewhere = layer(engine(&Database::pool_with(world.clock.options(), 4).await));
+        let elsewhere = app_with(elsewhere.time_bearing(way.keys(HOUR)), create);
         let waiting = tokio::spawn(async move { reply(&elsewhere, ask(4, "")).await });
         world.database.until_waiting(1).await;
         gate.open();
@@ -632,7 +632,7 @@ async fn in_either_table_the_layer_keeps_its_contract() {
 async fn t1_t2_t3_t11_what_clients_are_told() {
     let world = World::new(Way::Uuid).await;
     let pool = Database::pool_with(world.clock.options(), 4).await;
-    let idempotent = layer(Idempotency::new(pool)).time_bearing(Way::Uuid.keys(HOUR)).unwrap();
+    let idempotent = layer(engine(&pool)).time_bearing(Way::Uuid.keys(HOUR));
     let app = app_with(idempotent.clone(), create);
     reply(&app, post("/things").key("order-1")).await.assert_refused(RejectionKind::InvalidKey);
     reply(&app, post("/things").key("8e03978e-40d5-43e8-bc93-6894a57f9324"))
@@ -655,7 +655,7 @@ async fn t1_t2_t3_t11_what_clients_are_told() {
 async fn t6_repeatable_requests_over_http() {
     let world = World::new(Way::FirstSent).await;
     let pool = Database::pool_with(world.clock.options(), 4).await;
-    let idempotent = layer(Idempotency::new(pool)).time_bearing(Way::FirstSent.keys(HOUR)).unwrap();
+    let idempotent = layer(engine(&pool)).time_bearing(Way::FirstSent.keys(HOUR));
     let app = app_with(idempotent.repeatability_result(), create);
     let sent = httpdate(START);
     let ask = |id: &str, sent: &str| {
@@ -690,7 +690,7 @@ async fn the_answer_can_be_dropped_before_the_key() {
     for way in [Way::Uuid, Way::UuidPartitioned] {
         let mut world = World::new(way).await;
         let replayed = Retention::new(millis(10 * MINUTE)).unwrap().refuse_forever();
-        let process = world.process(HOUR).await.retention(replayed).unwrap();
+        let process = world.process(HOUR).await.retention(replayed);
         assert_eq!(world.ask(&process, START, 1).await, Came::Executed);
         world.clock.set(START + 10 * MINUTE - 1).await;
         assert_eq!(world.ask(&process, START, 1).await, Came::Replayed, "{way:?}");
@@ -874,7 +874,7 @@ async fn pruners_of_several_processes_do_not_get_in_each_others_way() {
 async fn without_the_partitioned_table_a_claim_fails_with_an_error_that_says_so() {
     let database = Database::fresh().await;
     let keys = Way::UuidPartitioned.keys(HOUR);
-    let process = Idempotency::new(database.pool().await).time_bearing(keys).unwrap();
+    let process = engine(&database.pool().await).time_bearing(keys);
     let error = process.claim(request(&uuid(START, 1))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotMigrated);
     assert!(error.to_string().contains("migrate_partitioned"), "{error}");
@@ -888,39 +888,47 @@ async fn the_partitioned_tables_migration_can_be_undone_and_done_again() {
     migrate_partitioned(&pool).await.unwrap();
     axum_idempotency::PARTITIONED_MIGRATOR.undo(&pool, 0).await.unwrap();
     migrate_partitioned(&pool).await.unwrap();
-    let process = Idempotency::new(pool).time_bearing(Way::UlidPartitioned.keys(HOUR)).unwrap();
+    let process = engine(&pool).time_bearing(Way::UlidPartitioned.keys(HOUR));
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let claim = process.claim(Way::UlidPartitioned.request(now, 1)).await.unwrap();
     assert!(matches!(claim, Claim::Fresh(_)));
 }
 
 #[tokio::test]
-async fn r60_a_window_within_the_wait_of_a_duplicate_is_refused_at_construction() {
-    use axum_idempotency::InvalidRetention;
-
+async fn r60_what_a_waiting_duplicate_would_outlive_is_kept_for_longer_and_said_once() {
     let database = Database::fresh().await;
-    let idempotency = Idempotency::new(database.pool_lazily());
+    let pool = database.pool().await;
     let seconds = Duration::from_secs;
     let short = Retention::new(seconds(5)).unwrap();
-    let refused = |result: Result<_, InvalidRetention>| match result {
-        Err(error @ InvalidRetention::WithinWait { .. }) => error.to_string(),
-        other => panic!("{other:?}"),
+    let patient = |timeout| engine(&pool).concurrency(Concurrency::Wait { timeout });
+    let kept = async |layer: axum_idempotency::IdempotencyLayer, key: &str| -> i64 {
+        reply(&app_with(layer, create), post("/things").key(key)).await;
+        sqlx::query_scalar(
+            "select (1000 * extract(epoch from expires_at - coalesce(born_at, created_at)))::bigint
+               from idempotency.keys where key = $1",
+        )
+        .bind(key)
+        .fetch_one(&mut database.connection().await)
+        .await
+        .unwrap()
     };
-    let told = refused(idempotency.clone().retention(short));
-    assert!(told.contains("does not outlast the 5s") && told.contains("would execute again"), "{told}");
-    refused(idempotency.clone().time_bearing(TimeBearing::ulid(seconds(5)).unwrap()));
-    let long = idempotency.clone().retention(Retention::new(seconds(6)).unwrap()).unwrap();
-    refused(long.clone().concurrency(Concurrency::Wait { timeout: seconds(6) }));
-    assert!(idempotency.concurrency(Concurrency::Reject).unwrap().retention(short).is_ok());
-    let brief = Retention::new(seconds(5)).unwrap().refuse_forever();
-    refused(long.clone().retention(brief));
-    let layer = layer(long);
-    let refused = |result: Result<_, InvalidRetention>| match result {
-        Err(error @ InvalidRetention::WithinWait { .. }) => error.to_string(),
-        other => panic!("{other:?}"),
-    };
-    refused(layer.clone().time_limit(seconds(1)));
-    refused(layer.clone().retention(short));
-    refused(layer.clone().concurrency(Concurrency::Wait { timeout: seconds(10) }));
-    assert!(layer.time_limit(Duration::from_millis(900)).is_ok());
+    let (log, _logging) = crate::support::log();
+    let raised = layer(patient(seconds(5)).retention(short)).time_limit(seconds(1));
+    assert_eq!(kept(raised.clone(), "a").await, 6_001);
+    assert_eq!(kept(raised.clone().time_limit(None), "b").await, 5_001);
+    assert_eq!(log.matches("keys are kept for longer"), 2, "once for each of them");
+    assert_eq!(kept(raised, "c").await, 6_001);
+    assert_eq!(log.matches("keys are kept for longer"), 2);
+    // The order of settings makes no difference.
+    let other = layer(engine(&pool).retention(short)).time_limit(seconds(1));
+    assert_eq!(kept(other.concurrency(Concurrency::Wait { timeout: seconds(5) }), "d").await, 6_001);
+    // What is long enough counts as it is, and is said nothing about.
+    let said = log.matches("keys are kept for longer");
+    let long = Retention::new(seconds(7)).unwrap();
+    assert_eq!(kept(layer(patient(seconds(5))).time_limit(seconds(1)).retention(long), "e").await, 7_000);
+    assert_eq!(log.matches("keys are kept for longer"), said);
+    let minute = layer(patient(seconds(5)).time_bearing(TimeBearing::ulid(seconds(5)).unwrap())).time_limit(seconds(1));
+    let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    let key = Way::Ulid.request(now, 1).key().as_str().to_owned();
+    assert_eq!(kept(minute, &key).await, 6_001 + 60_000, "window and margin");
 }

@@ -1,17 +1,17 @@
 //! The request-scoped connection, and routes on which the key is optional.
 
 use axum::{Router, http::StatusCode, routing::post as route};
-use axum_idempotency::{Idempotency, IdempotencyKey, IdempotentRequest, RejectionKind, Tx};
+use axum_idempotency::{IdempotencyKey, IdempotentRequest, RejectionKind, Tx};
 use sqlx::Executor as _;
 
-use crate::support::{Database, answering, app, app_with, create, effect, get, layer, post, reply};
+use crate::support::{Database, answering, app, app_with, create, effect, engine, get, layer, post, reply};
 
 async fn optional<H, T>(database: &Database, handler: H) -> Router
 where
     H: axum::handler::Handler<T, ()>,
     T: 'static,
 {
-    app_with(layer(Idempotency::new(database.pool_of(2).await)).optional(), handler)
+    app_with(layer(engine(&database.pool_of(2).await)).optional(), handler)
 }
 
 #[tokio::test]
@@ -50,7 +50,7 @@ async fn without_the_layer_it_is_answered_500_that_says_so() {
     assert!(refused.text().contains("no IdempotencyLayer handles this request"), "{}", refused.text());
 
     let database = Database::fresh().await;
-    let idempotent = layer(Idempotency::new(database.pool().await));
+    let idempotent = layer(engine(&database.pool().await));
     let app = Router::new().route("/things", axum::routing::get(create).layer(idempotent));
     let refused = reply(&app, get("/things").key("k")).await;
     refused.assert_refused(RejectionKind::Misconfigured);
@@ -161,7 +161,7 @@ async fn r7_an_invalid_key_is_refused_on_an_optional_route_too() {
 async fn without_a_key_and_without_tx_an_optional_route_does_not_touch_the_database() {
     let database = Database::fresh().await;
     let pool = database.pool().await;
-    let app = app_with(layer(Idempotency::new(pool.clone())).optional(), async || "untouched");
+    let app = app_with(layer(engine(&pool)).optional(), async || "untouched");
     pool.close().await;
     assert_eq!(reply(&app, post("/things")).await.text(), "untouched");
 }

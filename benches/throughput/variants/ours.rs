@@ -15,12 +15,12 @@ use crate::work::{Failure, Stage, charge};
 
 /// As an application would write it, with the defaults.
 pub(super) fn router(stage: Stage) -> Router {
-    routed(Idempotency::new(stage.pool.clone()), stage)
+    routed(Idempotency::new(&stage.pool), stage)
 }
 
 /// Likewise, with 64 MiB of answers in memory.
 pub(super) fn remembering(stage: Stage) -> Router {
-    routed(Idempotency::new(stage.pool.clone()).answers_in_memory(64 << 20, Duration::from_secs(3_600)), stage)
+    routed(Idempotency::new(&stage.pool).answers_in_memory(64 << 20, Duration::from_secs(3_600)), stage)
 }
 
 fn routed(idempotency: Idempotency, stage: Stage) -> Router {

@@ -3,6 +3,7 @@
 mod clock;
 mod database;
 mod http;
+mod log;
 mod pooler;
 mod proxy;
 mod wire;
@@ -11,6 +12,7 @@ pub use self::{
     clock::{Clock, START, moment},
     database::Database,
     http::{Ask, Gate, Reply, get, post, reply, serve},
+    log::log,
     pooler::pooler,
     proxy::{Cut, Silence, proxy, silent_proxy},
 };
@@ -28,6 +30,16 @@ use axum::{
 use axum_idempotency::{Idempotency, IdempotencyLayer, Scope, Tx};
 use sqlx::PgPool;
 
+/// The engine as most tests use it: on a pool of its own; or sharing the test's, if `IDEMPOTENCY_SHARES_POOL` is set, so
+/// that the whole suite can be run in both ways.
+pub fn engine(pool: &PgPool) -> Idempotency {
+    if shares_pool() { Idempotency::sharing(pool).max_connections(u32::MAX) } else { Idempotency::new(pool) }
+}
+
+pub fn shares_pool() -> bool {
+    std::env::var_os("IDEMPOTENCY_SHARES_POOL").is_some()
+}
+
 /// The layer as most tests use it: the owner stands in a header, as if an authentication had put it there.
 pub fn layer(idempotency: Idempotency) -> IdempotencyLayer {
     IdempotencyLayer::new(idempotency, owner)
@@ -43,7 +55,7 @@ where
     H: axum::handler::Handler<T, ()>,
     T: 'static,
 {
-    app_with(layer(Idempotency::new(pool.clone())), handler)
+    app_with(layer(engine(&pool)), handler)
 }
 
 pub fn app_with<H, T>(layer: IdempotencyLayer, handler: H) -> Router

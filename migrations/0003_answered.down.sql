@@ -1,0 +1,2 @@
+alter table idempotency.keys drop column unanswered;
+drop table idempotency.never;

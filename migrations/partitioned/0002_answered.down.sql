@@ -1,0 +1,1 @@
+alter table idempotency.timed_keys drop column unanswered;

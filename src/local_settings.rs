@@ -1,0 +1,84 @@
+use std::fmt;
+
+/// Settings of PostgreSQL that hold for one request's transaction, as `SET LOCAL` makes them: for row-level security, a
+/// role, a time zone, a `statement_timeout`.
+///
+/// They are set in the message that begins the transaction, before the key is claimed, so they cost no round trip and
+/// also count for the table of keys. They end with the transaction.
+///
+/// ```
+/// use axum_idempotency::LocalSettings;
+///
+/// let settings = LocalSettings::new().set("app.tenant", "tenant-7").set("statement_timeout", "2s");
+/// assert!(!settings.is_empty());
+/// ```
+///
+/// A name that is not one (letters, digits, `_` and `$`, in parts separated by dots, at most 63 bytes a part) and a value
+/// with a NUL character are refused when the transaction would begin, with
+/// [`ErrorKind::InvalidSetting`](crate::ErrorKind::InvalidSetting); so are a name or a value that PostgreSQL does not
+/// accept. Nothing is executed then.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct LocalSettings(Vec<(String, String)>);
+
+impl LocalSettings {
+    /// No settings.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds one setting. A later value for the same name counts.
+    #[must_use]
+    pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.0.push((name.into(), value.into()));
+        self
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Names and values in the order in which they were added; `None` if one of them cannot be sent.
+    pub(crate) fn pairs(&self) -> Option<&[(String, String)]> {
+        self.0.iter().all(|(name, value)| is_name(name) && !value.contains('\0')).then_some(&self.0)
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    name.split('.').all(|part| {
+        part.len() <= 63
+            && part.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+            && part.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '$'))
+    })
+}
+
+/// Values may be names of tenants: only the names of the settings are shown.
+impl fmt::Debug for LocalSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_postgresql_would_not_take_are_refused() {
+        for name in ["app.tenant", "role", "a.b.c", "_x.y$1", "statement_timeout"] {
+            assert!(LocalSettings::new().set(name, "v").pairs().is_some(), "{name}");
+        }
+        let long = "x".repeat(64);
+        for name in ["", ".", "app.", ".app", "1a", "a b", "a'b", "a;b", "ä", "a-b", "app.\0", &long] {
+            assert!(LocalSettings::new().set(name, "v").pairs().is_none(), "{name}");
+        }
+        assert!(LocalSettings::new().set("a", "b\0c").pairs().is_none());
+    }
+
+    #[test]
+    fn values_are_not_shown() {
+        assert_eq!(format!("{:?}", LocalSettings::new().set("app.tenant", "secret")), r#"["app.tenant"]"#);
+    }
+}
