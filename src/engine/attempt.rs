@@ -1,7 +1,8 @@
 use super::{
     Idempotency, Uninterrupted,
-    claim::{Caller, Contended, Patience, Settled, contend, settle},
+    claim::{Contended, Settled, contend, settle},
     in_flight::Owner,
+    patience::{Caller, Patience},
     timing::timing,
 };
 #[cfg(feature = "axum")]

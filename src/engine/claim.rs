@@ -1,14 +1,11 @@
-use std::{future::pending, pin::pin, time::Duration};
+use std::pin::pin;
 
-use sqlx::{Connection as _, PgConnection};
-use tokio::{
-    sync::{OwnedSemaphorePermit, oneshot},
-    time::{Instant, timeout_at},
-};
+use tokio::time::timeout_at;
 
 use super::{
-    Attempt, Concurrency, Idempotency, Uninterrupted,
-    in_flight::{Duplicate, Entered, Learned, Owner, identity},
+    Attempt, Idempotency, Uninterrupted,
+    in_flight::{Entered, Owner, identity},
+    patience::{Caller, Patience},
     recent::Remembered,
     timing::{prepare, timing},
 };
@@ -18,14 +15,14 @@ use crate::{
     postgres::{
         claim::{self, Claimed, Terms, Timing, Wait},
         row::Stored,
-        transaction::{Transaction, probe},
+        transaction::Transaction,
     },
     unless::unless,
 };
 
 /// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
 /// party to get in between, so this many say that something is wrong.
-const ROUNDS: u32 = 16;
+pub(super) const ROUNDS: u32 = 16;
 
 /// Whose turn it is. The match on it is the contract, so it is exhaustive on purpose.
 #[derive(Debug)]
@@ -65,79 +62,10 @@ pub enum ClaimUsing {
 }
 
 impl Claim {
-    fn of(response: StoredResponse) -> Self {
+    pub(super) fn of(response: StoredResponse) -> Self {
         match response.tombstone() {
             None => Self::Replay(response),
             Some(tombstone) => Self::NotRetained(tombstone),
-        }
-    }
-}
-
-/// How long a claim waits for others.
-#[derive(Clone, Copy)]
-pub(super) struct Patience {
-    waits: bool,
-    end: Instant,
-}
-
-/// How much longer than it may wait a claim may take altogether. The time that the pool took to lend a connection is not
-/// held against it.
-const GRACE: Duration = Duration::from_secs(2);
-
-/// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
-/// only asks the database for its answer.
-const A_MOMENT: Duration = Duration::from_secs(1);
-
-impl Patience {
-    pub(super) fn of(concurrency: Concurrency) -> Self {
-        let (waits, time) = match concurrency {
-            Concurrency::Wait { timeout } => (true, timeout),
-            Concurrency::Reject => (false, A_MOMENT),
-        };
-        let now = Instant::now();
-        // A wait so long that no clock can hold its end is cut to a year.
-        let end = now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 60 * 60));
-        Self { waits, end }
-    }
-
-    /// When a claim is given up that the database does not answer. `lock_timeout` ends a wait for others sooner, though it
-    /// counts for each lock anew, and some engines ignore it.
-    fn limit(self, wait: Wait, terms: Terms<'_>) -> Instant {
-        let now = Instant::now();
-        let end = self.end.max(now) + GRACE;
-        match wait {
-            Wait::UpTo(_) => end,
-            Wait::Never | Wait::NextToNothing => {
-                now.checked_add(terms.sending.limit).map_or(end, |limit| limit.min(end))
-            }
-        }
-    }
-
-    /// What a claim may do inside PostgreSQL, if it has a place there.
-    fn wait(self, place: bool) -> Wait {
-        if self.waits && place { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
-    }
-
-    /// The right to wait inside PostgreSQL, which takes a connection, so that too many must not do so; `None` if there is
-    /// none in time, or it does not wait at all.
-    async fn place(self, idempotency: &Idempotency) -> Option<OwnedSemaphorePermit> {
-        if !self.waits {
-            return None;
-        }
-        timeout_at(self.end, idempotency.0.places.clone().acquire_owned()).await.ok()?.ok()
-    }
-
-    /// What comes of being a duplicate within this process; `None` to enter anew.
-    async fn learn(self, mut duplicate: Duplicate) -> Option<Claim> {
-        if !self.waits && timeout_at(self.end, duplicate.is_refused()).await.unwrap_or(true) {
-            return Some(Claim::InProgress);
-        }
-        match timeout_at(self.end, duplicate.learn()).await {
-            Ok(Learned::Answer(response)) => Some(Claim::of(response)),
-            Ok(Learned::Reused) => Some(Claim::KeyReused),
-            Ok(Learned::OtherTime) => Some(Claim::Untimely(Untimely::OtherTime)),
-            Ok(Learned::Nothing) => None,
-            Err(_elapsed) => Some(Claim::InProgress),
         }
     }
 }
@@ -181,8 +109,8 @@ async fn claim_for_all(
     if let Some(stored) = look_first(&idempotency, timing, &owner).await? {
         return Ok(found(owner, timing, stored));
     }
-    idempotency.0.connections.get_to_know().await?;
-    let transaction = idempotency.begin(owner.request()).await?;
+    let mut transaction = idempotency.begin(owner.request()).await?;
+    idempotency.0.connections.get_to_know(&mut transaction).await?;
     match contend(&idempotency, transaction, owner.request(), patience, timing, caller, None).await? {
         Contended::Ours(transaction, window, tid) => {
             owner.executes();
@@ -210,28 +138,6 @@ async fn look_first(idempotency: &Idempotency, timing: Option<Timing>, owner: &O
             Ok(None)
         }
         looked => looked,
-    }
-}
-
-/// Whoever asked for a claim, for as long as that one waits.
-pub(super) struct Caller(Option<oneshot::Receiver<()>>);
-
-impl Caller {
-    fn new() -> (oneshot::Sender<()>, Self) {
-        let (here, gone) = oneshot::channel();
-        (here, Self(Some(gone)))
-    }
-
-    /// One who does not go away.
-    pub(super) fn stays() -> Self {
-        Self(None)
-    }
-
-    async fn gone(&mut self) {
-        match &mut self.0 {
-            Some(gone) => drop(gone.await),
-            None => pending().await,
-        }
     }
 }
 
@@ -326,7 +232,11 @@ pub(super) async fn contend(
     Err(Error::new(ErrorKind::Conflict))
 }
 
-fn terms<'a>(idempotency: &Idempotency, timing: Option<Timing>, answer: Option<&'a StoredResponse>) -> Terms<'a> {
+pub(super) fn terms<'a>(
+    idempotency: &Idempotency,
+    timing: Option<Timing>,
+    answer: Option<&'a StoredResponse>,
+) -> Terms<'a> {
     let own = answer.and_then(StoredResponse::retention);
     Terms {
         retention: own.unwrap_or_else(|| idempotency.retention_in_force()),
@@ -367,7 +277,7 @@ pub(super) fn settle(owner: Owner, timing: Option<Timing>, stored: Stored) -> Se
 }
 
 /// Was the stored answer given to this very request?
-fn compare(request: &IdempotentRequest, timing: Option<Timing>, stored: Stored) -> Settled {
+pub(super) fn compare(request: &IdempotentRequest, timing: Option<Timing>, stored: Stored) -> Settled {
     match (timing, stored.born) {
         (Some(timing), Some(born)) if timing.born != born => Settled::OtherTime,
         _ if request.fingerprint().matches(&stored.fingerprint) => Settled::Answer(stored.response),
@@ -383,75 +293,7 @@ fn compare_known(request: &IdempotentRequest, known: Remembered) -> Settled {
     if known.request.fingerprint() == request.fingerprint() { Settled::Answer(known.response) } else { Settled::Reused }
 }
 
-pub(super) async fn claim_using(
-    idempotency: &Idempotency,
-    connection: &mut PgConnection,
-    request: &IdempotentRequest,
-) -> Result<ClaimUsing, Error> {
-    refuse_blank(request)?;
-    if !connection.is_in_transaction() {
-        return Err(Error::new(ErrorKind::NoTransaction));
-    }
-    let timing = timing(idempotency, request)?;
-    let patience = Patience::of(idempotency.0.concurrency);
-    let place = idempotency.0.places.try_acquire();
-    let mut prepared = 0;
-    for _ in 0..ROUNDS {
-        let sending = idempotency.0.connections.sending();
-        sending.ask(probe(connection)).await?;
-        let mut savepoint = sending.ask(connection.begin()).await?;
-        let wait = match patience.wait(place.is_ok()) {
-            Wait::Never => Wait::NextToNothing,
-            wait => wait,
-        };
-        let terms = terms(idempotency, timing, None);
-        let asked = claim::claim(&mut savepoint, request, wait, terms);
-        let claimed = match timeout_at(patience.limit(wait, terms), asked).await {
-            Ok(claimed) => claimed?,
-            Err(_) => return Err(Error::unavailable(Unavailable::NoAnswer(sending.limit))),
-        };
-        if matches!(claimed, Claimed::Ours(..)) {
-            sending.ask(savepoint.commit()).await?;
-        } else {
-            sending.ask(savepoint.rollback()).await?;
-        }
-        match claimed {
-            Claimed::Ours(..) => return Ok(ClaimUsing::Fresh),
-            Claimed::Answered(stored) => {
-                return Ok(match compare(request, timing, stored) {
-                    Settled::Answer(response) => match response.tombstone() {
-                        None => ClaimUsing::Replay(response),
-                        Some(tombstone) => ClaimUsing::NotRetained(tombstone),
-                    },
-                    Settled::Reused => ClaimUsing::KeyReused,
-                    Settled::OtherTime => ClaimUsing::Untimely(Untimely::OtherTime),
-                });
-            }
-            Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::InProgress),
-            Claimed::Blocked => {
-                // The lock, if it comes free just now, is the caller's until the transaction ends.
-                return if claim::is_executed_elsewhere(connection, request, sending).await? {
-                    Ok(ClaimUsing::InProgress)
-                } else {
-                    Err(Error::unavailable(Unavailable::Locked))
-                };
-            }
-            Claimed::Untimely(untimely) => return Ok(ClaimUsing::Untimely(untimely)),
-            missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
-                // Under REPEATABLE READ and above this transaction does not see what was prepared.
-                prepared += 1;
-                if prepared > 2 {
-                    return Err(Error::new(ErrorKind::Conflict));
-                }
-                prepare(idempotency, request, timing, &missing).await?;
-            }
-            Claimed::Lost => {}
-        }
-    }
-    Err(Error::new(ErrorKind::Conflict))
-}
-
-fn refuse_blank(request: &IdempotentRequest) -> Result<(), Error> {
+pub(super) fn refuse_blank(request: &IdempotentRequest) -> Result<(), Error> {
     if request.scope().is_blank() {
         return Err(Error::new(ErrorKind::BlankScope));
     }

@@ -3,7 +3,9 @@
 mod attempt;
 mod backlog;
 mod claim;
+mod claim_using;
 mod in_flight;
+mod patience;
 mod pruner;
 mod recent;
 mod run;
@@ -169,7 +171,7 @@ impl Idempotency {
         connection: &mut PgConnection,
         request: &IdempotentRequest,
     ) -> Result<ClaimUsing, Error> {
-        claim::claim_using(self, connection, request).await
+        claim_using::claim_using(self, connection, request).await
     }
 
     /// Writes the answer for what [`claim_using`](Self::claim_using) claimed in the same transaction. Make it the

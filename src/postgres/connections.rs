@@ -2,27 +2,26 @@
 
 use std::{
     fmt,
-    future::Future,
-    ops::{Deref, DerefMut},
     pin::pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use sqlx::{
-    ConnectOptions as _, Connection as _, PgConnection, PgPool, Postgres, Row as _,
-    pool::PoolConnection,
+    ConnectOptions as _, Connection as _, PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::{
     runtime::Handle,
-    sync::{OnceCell, OwnedSemaphorePermit, Semaphore, oneshot},
+    sync::{Semaphore, oneshot},
     time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
+    Sending,
     begin::Begin,
-    error::{at_begin, before_commit, gave_up, is_full},
+    error::{at_begin, before_commit, is_full},
+    lent::Lent,
     transaction::Transaction,
 };
 use crate::{
@@ -31,41 +30,14 @@ use crate::{
     unless::unless,
 };
 
-/// How long it may take to say goodbye to a connection, and to find out why none can be opened.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long it may take to find out why no connection can be opened.
+const DIAGNOSIS: Duration = Duration::from_secs(2);
 
 /// However late a request gets the right to a connection, it may try so long to open one.
 const LEAST_TRY: Duration = Duration::from_secs(1);
 
 /// The pauses between two tries to reach a server that is not there: first, and longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-
-/// How statements are sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sending {
-    /// Whether they stay prepared on their connection, which a pooler that works by transactions does not allow.
-    pub(crate) kept: bool,
-    /// How long each may take, BEGIN and COMMIT included.
-    pub(crate) limit: Duration,
-}
-
-impl Sending {
-    /// What a statement gives, if the database answers in time.
-    pub(crate) async fn within<T>(
-        self,
-        statement: impl Future<Output = Result<T, sqlx::Error>>,
-    ) -> Result<T, sqlx::Error> {
-        match timeout(self.limit, statement).await {
-            Ok(given) => given,
-            Err(_) => Err(gave_up(Unavailable::NoAnswer(self.limit))),
-        }
-    }
-
-    /// Likewise, before the commit was sent.
-    pub(crate) async fn ask<T>(self, statement: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Error> {
-        self.within(statement).await.map_err(before_commit)
-    }
-}
 
 /// What a [`Connections`] is made from. A change makes another pool.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +76,7 @@ struct Source {
     slots: Arc<Semaphore>,
     /// The right to find out why no connection can be opened.
     diagnosis: Semaphore,
-    serializable: OnceCell<bool>,
+    serializable: OnceLock<bool>,
 }
 
 struct Own {
@@ -123,7 +95,7 @@ impl Connections {
                 own: OnceLock::new(),
                 slots: Arc::new(Semaphore::new(slots)),
                 diagnosis: Semaphore::new(1),
-                serializable: OnceCell::new(),
+                serializable: OnceLock::new(),
             }),
             sending,
         }
@@ -160,18 +132,21 @@ impl Connections {
         self.source.settings.guarded()
     }
 
-    /// Finds out, once, whether transactions of these sessions are serializable unless they say otherwise. To be asked
-    /// while no connection is held. Only PostgreSQL itself has what is done about it.
-    pub(crate) async fn get_to_know(&self) -> Result<(), Error> {
+    /// Finds out, once, whether transactions of these sessions are serializable unless they say otherwise. Only PostgreSQL
+    /// itself has what is done about it.
+    pub(crate) async fn get_to_know(&self, transaction: &mut Transaction) -> Result<(), Error> {
         const ASK: &str = "\
             select current_setting('default_transaction_isolation') = 'serializable'
-                   and version() like 'PostgreSQL %' and version() not like '%-YB-%' as yes";
+                   and version() like 'PostgreSQL %' and version() not like '%-YB-%'";
 
-        let asked = self.source.serializable.get_or_try_init(|| async {
-            let row = self.look(sqlx::query(ASK)).await?;
-            row.map_or(Ok(false), |row| row.try_get("yes").map_err(before_commit))
-        });
-        asked.await.map(drop)
+        if self.source.serializable.get().is_some() {
+            return Ok(());
+        }
+        let asked = sqlx::query_scalar(ASK).persistent(false).fetch_one(transaction.connection());
+        let asked = self.sending.ask(asked).await;
+        let serializable = transaction.note(asked)?;
+        self.source.serializable.get_or_init(|| serializable);
+        Ok(())
     }
 
     /// Are transactions serializable, as far as that is known?
@@ -291,7 +266,7 @@ impl Source {
             _ => 0,
         };
         let linger = u32::try_from(linger).unwrap_or(u32::MAX);
-        Ok(Lent { connection: Some(connection), slot: Some(slot), runtime, linger })
+        Ok(Lent::new(connection, slot, runtime, linger))
     }
 
     /// Why there was no connection to be had, although the engine holds fewer than it may. sqlx tries until its time is
@@ -301,9 +276,9 @@ impl Source {
             return before_commit(sqlx::Error::PoolTimedOut);
         };
         let options = pool.connect_options();
-        match timeout(FAREWELL, options.connect()).await {
+        match timeout(DIAGNOSIS, options.connect()).await {
             Ok(Ok(connection)) => {
-                drop(timeout(FAREWELL, connection.close()).await);
+                drop(timeout(DIAGNOSIS, connection.close()).await);
                 let within = self.application.options().get_acquire_timeout();
                 Error::unavailable(Unavailable::InUse { connections: pool.options().get_max_connections(), within })
             }
@@ -313,7 +288,7 @@ impl Source {
                 Error::unavailable(Unavailable::Full { application, own, source: error.into() })
             }
             Ok(Err(error)) => cannot_connect(error),
-            Err(_) => Error::unavailable(Unavailable::NoAnswer(FAREWELL)),
+            Err(_) => Error::unavailable(Unavailable::NoAnswer(DIAGNOSIS)),
         }
     }
 }
@@ -354,69 +329,6 @@ fn application_name(application: Option<&str>) -> String {
 impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connections").field("pool", &self.source.settings).field("sending", &self.sending).finish()
-    }
-}
-
-/// A connection and the right to it. Dropping it gives both back.
-pub(crate) struct Lent {
-    /// `None` only while it is being closed.
-    connection: Option<PoolConnection<Postgres>>,
-    slot: Option<OwnedSemaphorePermit>,
-    runtime: Handle,
-    /// How long the server may take to notice that a client is gone, in milliseconds.
-    linger: u32,
-}
-
-impl Lent {
-    /// Closes the connection, and gives the slot back once the server has let go of it.
-    pub(crate) fn discard(mut self, state: Connection) {
-        let linger = Duration::from_millis(if state == Connection::Busy { self.linger.into() } else { 0 });
-        if let Some(connection) = &mut self.connection {
-            connection.close_on_drop();
-        }
-        let runtime = self.runtime.clone();
-        // Into the task as a whole: it has to be dropped inside a runtime, even if the task never runs.
-        drop(runtime.spawn(async move {
-            if let Some(connection) = self.connection.take() {
-                drop(timeout(FAREWELL, connection.close()).await);
-            }
-            sleep(linger).await;
-            drop(self.slot.take());
-        }));
-    }
-
-    pub(super) fn runtime(&self) -> &Handle {
-        &self.runtime
-    }
-}
-
-impl Deref for Lent {
-    type Target = PgConnection;
-
-    #[expect(clippy::expect_used, reason = "only `discard`, which takes `self` by value, empties it")]
-    fn deref(&self) -> &PgConnection {
-        self.connection.as_deref().expect("BUG: the connection is closed")
-    }
-}
-
-impl DerefMut for Lent {
-    #[expect(clippy::expect_used, reason = "only `discard`, which takes `self` by value, empties it")]
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        self.connection.as_deref_mut().expect("BUG: the connection is closed")
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        // sqlx spawns when a pooled connection is dropped, and panics outside a runtime.
-        let _entered = self.runtime.enter();
-        drop(self.connection.take());
-    }
-}
-
-impl fmt::Debug for Lent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").finish_non_exhaustive()
     }
 }
 

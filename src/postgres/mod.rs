@@ -5,6 +5,7 @@ pub(crate) mod claim;
 mod claim_timed;
 pub(crate) mod connections;
 pub(crate) mod error;
+mod lent;
 mod literal;
 pub(crate) mod lookup;
 mod own;
@@ -14,6 +15,7 @@ pub(crate) mod prune;
 pub(crate) mod record;
 pub(crate) mod row;
 pub(crate) mod schema;
+mod sending;
 #[cfg(feature = "axum")]
 pub(crate) mod slow;
 pub(crate) mod stats;
@@ -23,6 +25,7 @@ pub(crate) mod unkeyed;
 pub(crate) mod windows;
 
 pub(crate) use self::{
-    connections::{Connections, PoolSettings, Sending},
+    connections::{Connections, PoolSettings},
     place::Place,
+    sending::Sending,
 };

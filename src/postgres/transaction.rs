@@ -5,8 +5,9 @@ use sqlx_core::transaction::TransactionManager as _;
 use tokio::time::timeout;
 
 use super::{
-    connections::{Lent, Sending},
+    Sending,
     error::{at_begin, before_commit, during_commit, gave_up},
+    lent::Lent,
 };
 use crate::{
     Error,

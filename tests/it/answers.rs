@@ -7,9 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post as route,
 };
-use axum_idempotency::{
-    BodyCodec, Disposition, IdempotencyLayer, IdempotentRequest, RejectionKind, Retention, Tx,
-};
+use axum_idempotency::{BodyCodec, Disposition, IdempotencyLayer, IdempotentRequest, RejectionKind, Retention, Tx};
 use futures_util::stream;
 use serde_json::json;
 

@@ -3,9 +3,7 @@
 use std::{future::poll_fn, task::Poll};
 
 use axum::http::StatusCode;
-use axum_idempotency::{
-    Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Tx,
-};
+use axum_idempotency::{Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Tx};
 use tower::ServiceExt as _;
 
 use crate::support::{Database, Gate, Runs, app, app_with, create, effect, engine, layer, post, reply, settle};

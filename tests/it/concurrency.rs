@@ -222,9 +222,9 @@ async fn a_statement_timeout_of_the_roles_ends_a_wait_with_409_and_not_with_500(
     assert!(ask(&elsewhere, "a").await.unwrap().replayed());
 }
 
-/// On an engine that ignores `lock_timeout`, or where one wait follows another: the whole of it has an end.
+/// Without a lock, so without `lock_timeout`: the whole of it has an end, and nobody is said to execute the request.
 #[tokio::test]
-async fn r32_a_claim_that_hangs_in_the_database_is_given_up_and_its_connection_closed() {
+async fn r32_f69_a_claim_that_hangs_in_the_database_is_given_up_and_its_connection_closed() {
     let database = Database::fresh().await;
     let mut connection = database.connection().await;
     // No lock, so no `lock_timeout`.
@@ -238,7 +238,7 @@ async fn r32_a_claim_that_hangs_in_the_database_is_given_up_and_its_connection_c
     let pool = database.pool_of(1).await;
     let brief = Concurrency::Wait { timeout: Duration::from_millis(20) };
     let app = app_with(layer(engine(&pool).concurrency(brief)), create);
-    ask(&app, "a").await.unwrap().assert_refused(RejectionKind::InFlight);
+    ask(&app, "a").await.unwrap().assert_refused(RejectionKind::StoreUnavailable);
     sqlx::query("drop trigger hang on idempotency.keys").execute(&mut kill_others(connection).await).await.unwrap();
     assert_eq!(ask(&app, "a").await.unwrap().status, StatusCode::CREATED, "the pool has its connection back");
 }
@@ -253,34 +253,6 @@ async fn kill_others(mut connection: sqlx::PgConnection) -> sqlx::PgConnection {
     .await
     .unwrap();
     connection
-}
-
-#[tokio::test]
-async fn f8_behind_a_transaction_pooler_no_statement_of_ours_stays_prepared() {
-    for pooler in [false, true] {
-        let database = Database::fresh().await;
-        let pool = database.pool_of(1).await;
-        let idempotency = engine(&pool);
-        let idempotency = if pooler { idempotency.transaction_pooler() } else { idempotency };
-        let declining = app_with(layer(idempotency.clone()), crate::support::answering(402));
-        let creating = app_with(layer(idempotency.clone()).optional(), create);
-        for app in [&creating, &declining] {
-            for _ in 0..2 {
-                reply(app, post("/things").key(if std::ptr::eq(app, &creating) { "a" } else { "b" })).await;
-            }
-        }
-        reply(&creating, post("/things")).await;
-        idempotency.prune(10).await.unwrap();
-        let kept: i64 = sqlx::query_scalar(
-            "select count(*) from pg_prepared_statements
-              where statement like '%idempotency.keys%' or statement like '%idempotency.transaction%'",
-        )
-        .persistent(false)
-        .fetch_one(&pool)
-        .await
-        .unwrap();
-        assert_eq!(kept == 0, pooler, "{kept} statements stay prepared");
-    }
 }
 
 #[tokio::test]

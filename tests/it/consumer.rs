@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum_idempotency::{
-    Claim, ClaimUsing, Concurrency, Error, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest,
-    Operation, Ran, Rejected, Scope, StoredResponse,
+    Claim, ClaimUsing, Concurrency, Error, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Ran,
+    Rejected, Scope, StoredResponse,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, Executor as _, PgConnection};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum_idempotency::{RejectionKind, Scope};
 
-use crate::support::{Database, answering, app, app_with, create, engine, layer, post, reply};
+use crate::support::{Database, answering, app, app_with, create, engine, layer, post, reply, shares_pool};
 
 /// The statements that the server executed for this database since the last look, by their first words.
 fn statements(database: &Database, seen: &mut usize) -> Vec<String> {
@@ -30,15 +30,23 @@ async fn a_first_call_takes_two_statements_more_than_the_handlers_transaction_an
     let mut seen = 0;
     statements(&database, &mut seen);
 
+    let begin = if shares_pool() { "begin" } else { "begin read" };
+    // A process asks once what kind of database it is.
+    reply(&here, post("/things").key("z")).await;
+    let asked = ["select current_setting('default_transaction_isolation')", "with claim", "insert into"];
+    let first = statements(&database, &mut seen);
+    assert_eq!(first, [&[begin], &asked[..], &["update idempotency.keys", "COMMIT"]].concat());
     for key in ["a", "b"] {
         reply(&here, post("/things").key(key)).await;
         let first = statements(&database, &mut seen);
-        assert_eq!(first, ["BEGIN", "with claim", "insert into", "update idempotency.keys", "COMMIT"]);
+        assert_eq!(first, [begin, "with claim", "insert into", "update idempotency.keys", "COMMIT"]);
     }
     // The process that has answered it has reason to look first; another one learns of it by its first claim.
     reply(&here, post("/things").key("a")).await;
     assert_eq!(statements(&database, &mut seen), ["select fingerprint,"]);
-    for expected in [&["BEGIN", "with claim", "ROLLBACK"][..], &["select fingerprint,"]] {
+    reply(&elsewhere, post("/things").key("y")).await;
+    statements(&database, &mut seen);
+    for expected in [&[begin, "with claim", "ROLLBACK"][..], &["select fingerprint,"]] {
         assert!(reply(&elsewhere, post("/things").key("a")).await.replayed());
         assert_eq!(statements(&database, &mut seen), expected);
     }

@@ -60,7 +60,8 @@ async fn the_window_begins_with_the_claim_and_ends_as_configured() {
         (Retention::forever(), None),
     ] {
         let database = Database::fresh().await;
-        let app = app_with(layer(engine(&database.pool().await).retention(retention)), create);
+        let layer = layer(engine(&database.pool().await).retention(retention)).time_limit(None);
+        let app = app_with(layer, create);
         reply(&app, post("/things").key("k")).await;
         let window: Option<f64> =
             sqlx::query_scalar("select extract(epoch from expires_at - created_at)::float8 from idempotency.keys")
@@ -121,7 +122,8 @@ async fn a_pruner_survives_the_databases_errors() {
     }
     axum_idempotency::migrate(&pool).await.unwrap();
     sqlx::query(
-        "insert into idempotency.keys (scope, operation, key, fingerprint, expires_at) values ('', '', '', '', now())",
+        "insert into idempotency.keys (scope, operation, key, fingerprint, status, expires_at)
+         values ('', '', '', '', 200, now())",
     )
     .execute(&mut connection)
     .await

@@ -105,14 +105,6 @@ async fn only_a_plain_refusal_of_the_commit_is_taken_for_one() {
     }
 }
 
-#[tokio::test]
-async fn r37_a_standby_that_only_reads_is_answered_503() {
-    let database = Database::fresh().await;
-    let standby = database.options().options([("default_transaction_read_only", "on")]);
-    let app = app(&Database::pool_with(standby, 2).await, crate::support::create);
-    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::StoreUnavailable);
-}
-
 async fn assert_retry_finds_out(cut: Cut, committed: bool) {
     let database = Database::fresh().await;
     let (options, armed) = proxy(database.options(), cut).await;
@@ -159,6 +151,7 @@ async fn a_row_that_holds_no_answer_is_refused_and_never_executed_again() {
     });
     reply(&app, post("/things").key("k")).await;
     let mut connection = database.connection().await;
+    database.without_guard().await;
     for (damage, kind) in [
         ("status = null, header_names = '{}', header_values = '{}'", RejectionKind::TransactionEnded),
         ("status = 7, header_names = '{}', header_values = '{}'", RejectionKind::AnswerUnreadable),

@@ -17,6 +17,7 @@ mod duplicates;
 mod examples;
 mod expiry;
 mod faults;
+mod guard;
 mod key_reuse;
 mod keys;
 mod limits;

@@ -1,8 +1,8 @@
 //! The table comes and goes by the crate's own migrations, beside those of the application.
 
 use axum_idempotency::{
-    Claim, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation,
-    PARTITIONED_MIGRATOR, Scope, migrate,
+    Claim, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation, PARTITIONED_MIGRATOR, Scope,
+    migrate,
 };
 use sqlx::Executor as _;
 
@@ -34,7 +34,10 @@ async fn migrating_twice_and_from_many_processes_at_once_is_fine() {
     let results = all(pools.into_iter().map(|pool| async move { migrate(&pool).await })).await;
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     migrate(&database.pool().await).await.unwrap();
-    assert_eq!(tables(&database).await, ["idempotency.keys", "idempotency.migrations", "idempotency.windows"]);
+    assert_eq!(
+        tables(&database).await,
+        ["idempotency.keys", "idempotency.migrations", "idempotency.never", "idempotency.windows"]
+    );
 }
 
 #[tokio::test]
@@ -56,6 +59,7 @@ async fn the_applications_own_migrations_table_is_left_alone() {
         [
             "idempotency.keys",
             "idempotency.migrations",
+            "idempotency.never",
             "idempotency.windows",
             "public._sqlx_migrations",
             "public.thing"

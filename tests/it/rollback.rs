@@ -8,7 +8,7 @@ use axum::{
     http::{Response, StatusCode},
     routing::post as route,
 };
-use axum_idempotency::{RejectionKind, Tx};
+use axum_idempotency::{Idempotency, RejectionKind, Tx};
 use futures_util::stream;
 use http_body_util::BodyExt as _;
 use sqlx::Executor as _;
@@ -24,6 +24,18 @@ where
     T: 'static,
 {
     app_with(layer(engine(&pool).concurrency(axum_idempotency::Concurrency::Reject)), handler)
+}
+
+/// Likewise where nothing keeps the handler from committing by itself: on a shared pool, and on an engine that does not know
+/// deferrable constraints. It is noticed afterwards.
+async fn unguarded<H, T>(database: &Database, handler: H) -> Router
+where
+    H: axum::handler::Handler<T, ()>,
+    T: 'static,
+{
+    database.without_guard().await;
+    let idempotency = Idempotency::sharing(&database.pool_of(1).await);
+    app_with(layer(idempotency.concurrency(axum_idempotency::Concurrency::Reject)), handler)
 }
 
 /// The first call goes wrong, the second does not: what must be left of the first is nothing.
@@ -110,7 +122,7 @@ async fn f25_a_response_body_that_uses_the_connection_is_read_before_the_commit(
 }
 
 #[tokio::test]
-async fn a_handler_that_ends_the_transaction_itself_is_answered_500_that_says_so() {
+async fn on_a_shared_pool_a_handler_that_ends_the_transaction_itself_is_answered_500_that_says_so() {
     for (statement, durable, said) in [
         ("rollback", 1, "ran ROLLBACK"),
         ("commit", 2, "ran COMMIT"),
@@ -118,35 +130,36 @@ async fn a_handler_that_ends_the_transaction_itself_is_answered_500_that_says_so
         ("rollback; begin", 0, "ran ROLLBACK"),
     ] {
         let database = Database::fresh().await;
-        let pool = database.pool_of(1).await;
-        let app = app(&pool, move |mut tx: Tx| async move {
+        let app = unguarded(&database, move |mut tx: Tx| async move {
             effect(&mut tx).await;
             tx.execute(sqlx::raw_sql(statement)).await.unwrap();
             effect(&mut tx).await;
             StatusCode::CREATED
-        });
+        })
+        .await;
         let refused = reply(&app, post("/things").key("k")).await;
         refused.assert_refused(RejectionKind::TransactionEnded);
         assert!(refused.text().contains(said), "{}", refused.text());
         assert!(database.rows().await.iter().all(|row| row.status.is_none()), "{statement}: no answer is stored");
         // What it made durable itself cannot be undone; the connection, though, is not given to anybody else.
         assert_eq!(database.effects().await, durable, "{statement}");
-        sqlx::query("insert into effect (note) values ('next')").execute(&pool).await.unwrap();
-        assert_eq!(database.effects().await, durable + 1, "{statement}");
+        assert_eq!(reply(&app, post("/things").key("l")).await.kind(), Some(RejectionKind::TransactionEnded));
+        assert_eq!(database.effects().await, 2 * durable, "{statement}");
     }
 }
 
 /// Whatever it answers: what it has made durable itself is not undone by a 4xx or 5xx either.
 #[tokio::test]
-async fn a_handler_that_ends_the_transaction_and_then_fails_is_found_out_as_well() {
+async fn on_a_shared_pool_a_handler_that_ends_the_transaction_and_then_fails_is_found_out_as_well() {
     for (statement, said) in [("commit", "ran COMMIT"), ("rollback", "ran ROLLBACK")] {
         for status in [400, 402, 500] {
             let database = Database::fresh().await;
-            let app = app(&database.pool_of(1).await, move |mut tx: Tx| async move {
+            let app = unguarded(&database, move |mut tx: Tx| async move {
                 effect(&mut tx).await;
                 tx.execute(statement).await.unwrap();
                 StatusCode::from_u16(status).unwrap()
-            });
+            })
+            .await;
             let refused = reply(&app, post("/things").key("k")).await;
             refused.assert_refused(RejectionKind::TransactionEnded);
             assert!(refused.text().contains(said), "{statement} {status}: {}", refused.text());
@@ -172,16 +185,17 @@ async fn a_savepoint_after_a_swallowed_error_does_not_make_the_rest_durable() {
 
 /// Executing again would do twice what the COMMIT has made durable.
 #[tokio::test]
-async fn a_key_whose_handler_committed_by_itself_is_not_executed_again() {
+async fn on_a_shared_pool_a_key_whose_handler_committed_by_itself_is_not_executed_again() {
     let database = Database::fresh().await;
     let runs = Runs::default();
     let counted = runs.clone();
-    let app = app(&database.pool().await, move |mut tx: Tx| async move {
+    let app = unguarded(&database, move |mut tx: Tx| async move {
         counted.one();
         effect(&mut tx).await;
         tx.execute("commit").await.unwrap();
         StatusCode::CREATED
-    });
+    })
+    .await;
     for _ in 0..3 {
         reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::TransactionEnded);
     }

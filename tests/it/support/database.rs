@@ -152,6 +152,27 @@ impl Database {
             .unwrap();
     }
 
+    /// Takes away what keeps a COMMIT of the work's own from making anything durable, as on an engine that does not know
+    /// deferrable constraints.
+    pub async fn without_guard(&self) {
+        self.connection()
+            .await
+            .execute("alter table idempotency.keys drop constraint a_claim_is_committed_with_its_response")
+            .await
+            .unwrap();
+    }
+
+    /// How many sessions of the engine's own pools there are.
+    pub async fn sessions(&self) -> i64 {
+        sqlx::query_scalar(
+            "select count(*) from pg_stat_activity
+              where datname = current_database() and application_name like '%axum-idempotency'",
+        )
+        .fetch_one(&mut self.connection().await)
+        .await
+        .unwrap()
+    }
+
     /// Lets every key expire a millisecond after its claim, as no retention that is accepted would.
     pub async fn expire_at_once(&self) {
         self.connection()

@@ -1,0 +1,87 @@
+//! A claim in a transaction of the caller's.
+
+use sqlx::{Connection as _, PgConnection};
+use tokio::time::timeout_at;
+
+use super::{
+    ClaimUsing, Idempotency,
+    claim::{ROUNDS, Settled, compare, refuse_blank, terms},
+    patience::Patience,
+    timing::{prepare, timing},
+};
+use crate::{
+    Error, ErrorKind, IdempotentRequest, Untimely,
+    error::Unavailable,
+    postgres::{
+        claim::{self, Claimed, Wait},
+        transaction::probe,
+    },
+};
+
+pub(super) async fn claim_using(
+    idempotency: &Idempotency,
+    connection: &mut PgConnection,
+    request: &IdempotentRequest,
+) -> Result<ClaimUsing, Error> {
+    refuse_blank(request)?;
+    if !connection.is_in_transaction() {
+        return Err(Error::new(ErrorKind::NoTransaction));
+    }
+    let timing = timing(idempotency, request)?;
+    let patience = Patience::of(idempotency.0.concurrency);
+    let place = idempotency.0.places.try_acquire();
+    let mut prepared = 0;
+    for _ in 0..ROUNDS {
+        let sending = idempotency.0.connections.sending();
+        sending.ask(probe(connection)).await?;
+        let mut savepoint = sending.ask(connection.begin()).await?;
+        let wait = match patience.wait(place.is_ok()) {
+            Wait::Never => Wait::NextToNothing,
+            wait => wait,
+        };
+        let terms = terms(idempotency, timing, None);
+        let asked = claim::claim(&mut savepoint, request, wait, terms);
+        let claimed = match timeout_at(patience.limit(wait, terms), asked).await {
+            Ok(claimed) => claimed?,
+            Err(_) => return Err(Error::unavailable(Unavailable::NoAnswer(sending.limit))),
+        };
+        if matches!(claimed, Claimed::Ours(..)) {
+            sending.ask(savepoint.commit()).await?;
+        } else {
+            sending.ask(savepoint.rollback()).await?;
+        }
+        match claimed {
+            Claimed::Ours(..) => return Ok(ClaimUsing::Fresh),
+            Claimed::Answered(stored) => {
+                return Ok(match compare(request, timing, stored) {
+                    Settled::Answer(response) => match response.tombstone() {
+                        None => ClaimUsing::Replay(response),
+                        Some(tombstone) => ClaimUsing::NotRetained(tombstone),
+                    },
+                    Settled::Reused => ClaimUsing::KeyReused,
+                    Settled::OtherTime => ClaimUsing::Untimely(Untimely::OtherTime),
+                });
+            }
+            Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::InProgress),
+            Claimed::Blocked => {
+                // The lock, if it comes free just now, is the caller's until the transaction ends.
+                return if claim::is_executed_elsewhere(connection, request, sending).await? {
+                    Ok(ClaimUsing::InProgress)
+                } else {
+                    Err(Error::unavailable(Unavailable::Locked))
+                };
+            }
+            Claimed::Untimely(untimely) => return Ok(ClaimUsing::Untimely(untimely)),
+            missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
+                // Under REPEATABLE READ and above this transaction does not see what was prepared.
+                prepared += 1;
+                if prepared > 2 {
+                    return Err(Error::new(ErrorKind::Conflict));
+                }
+                prepare(idempotency, request, timing, &missing).await?;
+            }
+            Claimed::Lost => {}
+        }
+    }
+    Err(Error::new(ErrorKind::Conflict))
+}

@@ -1,0 +1,108 @@
+//! How long a claim waits, and for whom.
+
+use std::{future::pending, time::Duration};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, oneshot},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Claim, Concurrency, Idempotency,
+    in_flight::{Duplicate, Learned},
+};
+use crate::{
+    Untimely,
+    postgres::claim::{Terms, Wait},
+};
+
+/// How long a claim waits for others.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    waits: bool,
+    end: Instant,
+}
+
+/// How much longer than it may wait a claim may take altogether. The time that the pool took to lend a connection is not
+/// held against it.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
+/// only asks the database for its answer.
+const A_MOMENT: Duration = Duration::from_secs(1);
+
+impl Patience {
+    pub(super) fn of(concurrency: Concurrency) -> Self {
+        let (waits, time) = match concurrency {
+            Concurrency::Wait { timeout } => (true, timeout),
+            Concurrency::Reject => (false, A_MOMENT),
+        };
+        let now = Instant::now();
+        // A wait so long that no clock can hold its end is cut to a year.
+        let end = now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 60 * 60));
+        Self { waits, end }
+    }
+
+    /// When a claim is given up that the database does not answer. `lock_timeout` ends a wait for others sooner, though it
+    /// counts for each lock anew, and some engines ignore it.
+    pub(super) fn limit(self, wait: Wait, terms: Terms<'_>) -> Instant {
+        let now = Instant::now();
+        let end = self.end.max(now) + GRACE;
+        match wait {
+            Wait::UpTo(_) => end,
+            Wait::Never | Wait::NextToNothing => {
+                now.checked_add(terms.sending.limit).map_or(end, |limit| limit.min(end))
+            }
+        }
+    }
+
+    /// What a claim may do inside PostgreSQL, if it has a place there.
+    pub(super) fn wait(self, place: bool) -> Wait {
+        if self.waits && place { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
+    }
+
+    /// The right to wait inside PostgreSQL, which takes a connection, so that too many must not do so; `None` if there is
+    /// none in time, or it does not wait at all.
+    pub(super) async fn place(self, idempotency: &Idempotency) -> Option<OwnedSemaphorePermit> {
+        if !self.waits {
+            return None;
+        }
+        timeout_at(self.end, idempotency.0.places.clone().acquire_owned()).await.ok()?.ok()
+    }
+
+    /// What comes of being a duplicate within this process; `None` to enter anew.
+    pub(super) async fn learn(self, mut duplicate: Duplicate) -> Option<Claim> {
+        if !self.waits && timeout_at(self.end, duplicate.is_refused()).await.unwrap_or(true) {
+            return Some(Claim::InProgress);
+        }
+        match timeout_at(self.end, duplicate.learn()).await {
+            Ok(Learned::Answer(response)) => Some(Claim::of(response)),
+            Ok(Learned::Reused) => Some(Claim::KeyReused),
+            Ok(Learned::OtherTime) => Some(Claim::Untimely(Untimely::OtherTime)),
+            Ok(Learned::Nothing) => None,
+            Err(_elapsed) => Some(Claim::InProgress),
+        }
+    }
+}
+
+/// Whoever asked for a claim, for as long as that one waits.
+pub(super) struct Caller(Option<oneshot::Receiver<()>>);
+
+impl Caller {
+    pub(super) fn new() -> (oneshot::Sender<()>, Self) {
+        let (here, gone) = oneshot::channel();
+        (here, Self(Some(gone)))
+    }
+
+    /// One who does not go away.
+    pub(super) fn stays() -> Self {
+        Self(None)
+    }
+
+    pub(super) async fn gone(&mut self) {
+        match &mut self.0 {
+            Some(gone) => drop(gone.await),
+            None => pending().await,
+        }
+    }
+}
