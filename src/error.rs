@@ -88,7 +88,7 @@ pub(crate) enum Ended {
     #[error("it ran ROLLBACK: what it wrote after that is durable")]
     RolledBack,
     #[cfg(feature = "axum")]
-    #[error("it ended its transaction: what it committed itself is durable")]
+    #[error("it ended its transaction: what it wrote after that is durable")]
     Either,
     #[error("it left a savepoint open: everything was rolled back")]
     Savepoint,

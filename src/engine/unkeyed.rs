@@ -41,7 +41,7 @@ impl Unkeyed {
     }
 
     async fn check_and_commit(mut self) -> Result<(), Error> {
-        match unkeyed::check(&mut self.transaction).await {
+        match unkeyed::check(&mut self.transaction, self.idempotency.0.connections.are_guarded()).await {
             Ok(()) => self.transaction.commit().await,
             Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
@@ -63,7 +63,7 @@ impl Unkeyed {
     }
 
     async fn check_and_rollback(mut self) -> Result<(), Error> {
-        match unkeyed::check(&mut self.transaction).await {
+        match unkeyed::check(&mut self.transaction, self.idempotency.0.connections.are_guarded()).await {
             Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
                 Err(error)

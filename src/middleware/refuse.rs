@@ -46,7 +46,7 @@ impl From<Error> for Rejection {
                         "the handler left a savepoint open on its connection; nothing was kept, the key is free"
                     }
                     Some(Ended::Either) | None => {
-                        "the handler ended its transaction itself; what it committed so is durable"
+                        "the handler ended its transaction itself; what it wrote after that is durable"
                     }
                 },
             ),

@@ -5,13 +5,26 @@ use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 use super::literal;
 use crate::{Error, ErrorKind, LocalSettings};
 
+#[cfg(feature = "axum")]
+macro_rules! keyless {
+    ($begin:literal) => {
+        concat!(
+            $begin,
+            "; set local idempotency.transaction = 'only the layer commits this transaction'
+             ; declare idempotency_transaction cursor with hold for
+               select pg_catalog.current_setting('idempotency.transaction')::pg_catalog.int4"
+        )
+    };
+}
+
 /// What a transaction is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begin {
     /// A request with a key.
     Keyed,
-    /// A request without one. It leaves a mark by which its transaction is known again, which is gone when that ends,
-    /// however it ends.
+    /// A request without one. There is no claim that would keep the handler from committing by itself, so a cursor does: at
+    /// COMMIT PostgreSQL reads a cursor WITH HOLD to its end, and this one fails. It is gone when the transaction ends,
+    /// however it ends, and is closed before the layer's own COMMIT.
     #[cfg(feature = "axum")]
     Keyless,
     /// What the crate does by itself, whatever the role's isolation level is: it has to see what was committed while it
@@ -27,9 +40,9 @@ impl Begin {
             (Self::Keyed, true) => "begin read write",
             (Self::Keyed, false) => "begin",
             #[cfg(feature = "axum")]
-            (Self::Keyless, true) => "begin read write; set local idempotency.transaction = 'open'",
+            (Self::Keyless, true) => keyless!("begin read write"),
             #[cfg(feature = "axum")]
-            (Self::Keyless, false) => "begin; set local idempotency.transaction = 'open'",
+            (Self::Keyless, false) => keyless!("begin"),
             (Self::Own, true) => "begin isolation level read committed read write; set local lock_timeout = '1s'",
             (Self::Own, false) => "begin isolation level read committed; set local lock_timeout = '1s'",
         };

@@ -22,7 +22,7 @@ pub(crate) fn before_commit(error: sqlx::Error) -> Error {
                 "42P01" | "3F000" | "42703" => ErrorKind::NotMigrated,
                 "25006" => return Error::unavailable(Unavailable::ReadOnly(error.into())).on(connection),
                 "55P03" | "57014" => return Error::unavailable(Unavailable::Locked).on(connection),
-                code if fatal || is_of_the_server(code) => ErrorKind::StoreUnavailable,
+                code if fatal || is_of_the_server(code) || connection != Connection::Fit => ErrorKind::StoreUnavailable,
                 _ => ErrorKind::Database,
             }
         }
@@ -131,6 +131,12 @@ fn unwrapped(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
         },
         error => error.into(),
     }
+}
+
+/// Is there no such cursor?
+#[cfg(feature = "axum")]
+pub(super) fn is_no_cursor(error: &sqlx::Error) -> bool {
+    verdict(error).0 == "34000"
 }
 
 /// The code, and whether the server has ended the connection with it.

@@ -89,8 +89,13 @@ impl Transaction {
     pub(crate) async fn commit(mut self) -> Result<(), Error> {
         let sending = self.sending;
         let connection = self.connection();
-        if Manager::get_transaction_depth(connection) != 1 {
-            return Err(Error::ended(Ended::Savepoint));
+        match Manager::get_transaction_depth(connection) {
+            1 => {}
+            0 => {
+                self.close();
+                return Err(Error::ended(Ended::RolledBack));
+            }
+            _ => return Err(Error::ended(Ended::Savepoint)),
         }
         self.state = Connection::Busy;
         match sending.within(Manager::commit(self.connection())).await {
@@ -171,6 +176,10 @@ impl Drop for Transaction {
 async fn roll_back(connection: &mut PgConnection, sending: Sending) -> Result<(), sqlx::Error> {
     let limit = ROLLBACK_LIMIT.min(sending.limit);
     let rolling_back = async {
+        if !connection.is_in_transaction() {
+            // sqlx has lost count, by the work's own doing; nobody knows what the server is in.
+            return Err(sqlx::Error::Protocol("the transaction is not the one that was begun".to_owned()));
+        }
         while connection.is_in_transaction() {
             Manager::rollback(connection).await?;
         }

@@ -1,20 +1,31 @@
 //! Transactions without a claim, which have no row by which to tell that they are still the same.
 
-use super::transaction::Transaction;
-use crate::{Error, error::Ended};
+use sqlx::Executor as _;
 
-/// Whether the mark that [`Begin::Keyless`](super::begin::Begin::Keyless) has left is still there.
-const IS_MARKED: &str = "select coalesce(current_setting('idempotency.transaction', true), '') = 'open'";
+use super::{error::is_no_cursor, transaction::Transaction};
+use crate::{
+    Error,
+    error::{Connection, Ended},
+};
 
-/// Is the transaction still open and healthy?
+/// The cursor that [`Begin::Keyless`](super::begin::Begin::Keyless) has opened. Without it the transaction can be committed.
+const CLOSE: &str = "close idempotency_transaction";
+
+/// Is the transaction still open and healthy? Only after this it can be committed.
 ///
 /// # Errors
 ///
 /// [`TransactionAborted`](crate::ErrorKind::TransactionAborted) or [`TransactionEnded`](crate::ErrorKind::TransactionEnded).
-pub(crate) async fn check(transaction: &mut Transaction) -> Result<(), Error> {
+pub(crate) async fn check(transaction: &mut Transaction, guarded: bool) -> Result<(), Error> {
     let sending = transaction.sending();
-    let asked = sqlx::query_scalar(IS_MARKED).persistent(sending.kept).fetch_one(transaction.connection());
-    let asked = sending.ask(asked).await;
-    let marked: bool = transaction.note(asked)?;
-    if marked { Ok(()) } else { Err(Error::ended(Ended::Either)) }
+    let closed = sending.within(transaction.connection().execute(CLOSE)).await;
+    let checked = match closed {
+        Ok(_) => Ok(()),
+        Err(error) if is_no_cursor(&error) => {
+            let how = if guarded { Ended::Refused } else { Ended::Either };
+            Err(Error::ended(how).on(Connection::Unfit))
+        }
+        Err(error) => Err(super::error::before_commit(error)),
+    };
+    transaction.note(checked)
 }

@@ -7,6 +7,7 @@ mod support;
 
 mod answers;
 mod api;
+mod backends;
 mod cancellation;
 mod composition;
 mod concurrency;
@@ -27,6 +28,8 @@ mod properties;
 mod replay;
 mod rollback;
 mod scope;
+mod session;
+mod silence;
 mod stand_ins;
 mod tidy;
 mod timed;

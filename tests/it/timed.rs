@@ -902,7 +902,8 @@ async fn r60_what_a_waiting_duplicate_would_outlive_is_kept_for_longer_and_said_
     let short = Retention::new(seconds(5)).unwrap();
     let patient = |timeout| engine(&pool).concurrency(Concurrency::Wait { timeout });
     let kept = async |layer: axum_idempotency::IdempotencyLayer, key: &str| -> i64 {
-        reply(&app_with(layer, create), post("/things").key(key)).await;
+        let replied = reply(&app_with(layer, create), post("/things").key(key)).await;
+        assert_eq!(replied.status, 201, "{replied:?}");
         sqlx::query_scalar(
             "select (1000 * extract(epoch from expires_at - coalesce(born_at, created_at)))::bigint
                from idempotency.keys where key = $1",
@@ -927,7 +928,10 @@ async fn r60_what_a_waiting_duplicate_would_outlive_is_kept_for_longer_and_said_
     let long = Retention::new(seconds(7)).unwrap();
     assert_eq!(kept(layer(patient(seconds(5))).time_limit(seconds(1)).retention(long), "e").await, 7_000);
     assert_eq!(log.matches("keys are kept for longer"), said);
-    let minute = layer(patient(seconds(5)).time_bearing(TimeBearing::ulid(seconds(5)).unwrap())).time_limit(seconds(1));
+    // Another operation: one that was used without times refuses keys of before.
+    let minute = layer(patient(seconds(5)).time_bearing(TimeBearing::ulid(seconds(5)).unwrap()))
+        .time_limit(seconds(1))
+        .operation("timed");
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let key = Way::Ulid.request(now, 1).key().as_str().to_owned();
     assert_eq!(kept(minute, &key).await, 6_001 + 60_000, "window and margin");

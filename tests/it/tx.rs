@@ -184,11 +184,13 @@ async fn without_a_key_a_handler_that_ends_its_transaction_is_answered_500() {
     for statement in ["rollback", "commit", "commit; begin"] {
         let database = Database::fresh().await;
         let app = optional(&database, move |mut tx: Tx| async move {
-            tx.execute(sqlx::raw_sql(statement)).await.unwrap();
+            effect(&mut tx).await;
+            drop(tx.execute(sqlx::raw_sql(statement)).await);
             StatusCode::CREATED
         })
         .await;
         reply(&app, post("/things")).await.assert_refused(RejectionKind::TransactionEnded);
+        assert_eq!(database.effects().await, 0, "{statement}");
     }
 }
 

@@ -173,6 +173,13 @@ impl Database {
         .unwrap()
     }
 
+    /// Is somebody executing this statement?
+    pub async fn is_running(&self, statement: &str) -> bool {
+        let running = "select exists (select from pg_stat_activity
+                         where datname = current_database() and state = 'active' and query = $1)";
+        sqlx::query_scalar(running).bind(statement).fetch_one(&mut self.connection().await).await.unwrap()
+    }
+
     /// Lets every key expire a millisecond after its claim, as no retention that is accepted would.
     pub async fn expire_at_once(&self) {
         self.connection()

@@ -1,0 +1,309 @@
+//! What the engine's connections do to the server, and to those who share it.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Router, extract::State, http::StatusCode, routing::post as route};
+use axum_idempotency::{Concurrency, Idempotency, RejectionKind, Tx};
+use sqlx::{Executor as _, PgPool};
+use tokio::time::{Instant, timeout};
+
+use crate::support::{Database, Gate, Runs, all, app_with, create, effect, engine, layer, post, reply, silent_proxy};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn f69_claims_that_are_given_up_leave_no_more_backends_than_the_pool_has_connections() {
+    let database = Database::fresh().await;
+    let check = Duration::from_millis(100);
+    let idempotency = Idempotency::new(&database.pool_of(4).await)
+        .concurrency(Concurrency::Reject)
+        .client_check(check)
+        .statement_limit(Duration::from_millis(200));
+    let app = app_with(layer(idempotency), create);
+    let mut blocker = database.connection().await;
+    blocker.execute("begin; lock table idempotency.keys in access exclusive mode").await.unwrap();
+    for round in 0..5 {
+        let asked = (0..4).map(|n| {
+            let app = app.clone();
+            async move { reply(&app, post("/things").key(&format!("{round}-{n}"))).await }
+        });
+        let replies = tokio::spawn(all(asked.collect::<Vec<_>>()));
+        let mut most = 0;
+        while !replies.is_finished() {
+            most = most.max(database.sessions().await);
+        }
+        assert!((1..=4).contains(&most), "{most} backends");
+        for refused in replies.await.unwrap() {
+            // Nobody executes these: it is the table that is locked.
+            refused.assert_refused(RejectionKind::StoreUnavailable);
+        }
+    }
+    blocker.execute("rollback").await.unwrap();
+    assert_eq!(reply(&app, post("/things").key("0-0")).await.status, StatusCode::CREATED);
+}
+
+/// Those who wait inside PostgreSQL learn why as well.
+#[tokio::test]
+async fn f69_a_wait_for_something_else_than_a_duplicate_is_503_and_for_a_duplicate_409() {
+    let database = Database::fresh().await;
+    let brief = Concurrency::Wait { timeout: Duration::from_millis(300) };
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let elsewhere = app_with(layer(engine(&database.pool_of(1).await)), move |mut tx: Tx| async move {
+        inside.pass().await;
+        effect(&mut tx).await;
+        StatusCode::CREATED
+    });
+    let first = tokio::spawn(async move { reply(&elsewhere, post("/things").key("k")).await });
+    gate.entered().await;
+    let app = app_with(layer(engine(&database.pool_of(2).await).concurrency(brief)), create);
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::InFlight);
+    // The role's own limit for locks ends a wait for the table; nobody executes this one.
+    let impatient = database.options().options([("lock_timeout", "100ms")]);
+    let impatient = engine(&Database::pool_with(impatient, 2).await).concurrency(brief);
+    let mut blocker = database.connection().await;
+    gate.open();
+    assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
+    blocker.execute("begin; lock table idempotency.keys in access exclusive mode").await.unwrap();
+    let refused = reply(&app_with(layer(impatient), create), post("/things").key("l")).await;
+    refused.assert_refused(RejectionKind::StoreUnavailable);
+    assert!(refused.text().contains("held up by a lock"), "{}", refused.text());
+}
+
+/// The statement would take a minute.
+#[tokio::test]
+async fn f73_f37_the_key_of_a_process_that_died_in_a_statement_is_free_within_two_seconds() {
+    let database = Database::fresh().await;
+    let (options, network) = silent_proxy(database.options()).await;
+    let dying = Idempotency::new(&Database::pool_with(options, 2).await);
+    let dying = app_with(layer(dying), |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        drop(tx.execute("select pg_sleep(60)").await);
+        StatusCode::CREATED
+    });
+    let lost = tokio::spawn(async move { reply(&dying, post("/things").key("k")).await });
+    while !database.is_running("select pg_sleep(60)").await {}
+    let began = Instant::now();
+    network.sever_all();
+    let other = app_with(layer(engine(&database.pool().await)), create);
+    let retry = timeout(PATIENCE, reply(&other, post("/things").key("k"))).await.unwrap();
+    assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false));
+    let took = began.elapsed();
+    println!("the key was free after {took:?}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert_eq!(database.effects().await, 1);
+    lost.await.unwrap().assert_refused(RejectionKind::StoreUnavailable);
+}
+
+/// A handler that reads from the application's pool while it holds its `Tx`, ten at a time on five connections.
+#[tokio::test]
+async fn f92_handlers_that_query_the_pool_besides_their_tx_are_not_starved() {
+    async fn reading(State(pool): State<PgPool>, mut tx: Tx) -> StatusCode {
+        effect(&mut tx).await;
+        let one: i32 = sqlx::query_scalar("select 1").fetch_one(&pool).await.unwrap();
+        StatusCode::from_u16(200 + u16::try_from(one).unwrap()).unwrap()
+    }
+
+    for make in [Idempotency::new, Idempotency::sharing] {
+        let database = Database::fresh().await;
+        let pool = database.pool_of(5).await;
+        let app = Router::new()
+            .route("/things", route(reading).layer(layer(make(&pool))))
+            .route(
+                "/others",
+                axum::routing::get(async |State(pool): State<PgPool>| {
+                    pool.execute("select 1").await.unwrap();
+                }),
+            )
+            .with_state(pool);
+        let asked = (0..10).map(|n| {
+            let app = app.clone();
+            async move { reply(&app, post("/things").key(&n.to_string())).await.status }
+        });
+        let asked = tokio::spawn(all(asked.collect::<Vec<_>>()));
+        let other = timeout(PATIENCE, reply(&app, crate::support::get("/others"))).await.unwrap();
+        assert_eq!(other.status, StatusCode::OK);
+        let statuses = timeout(PATIENCE, asked).await.unwrap().unwrap();
+        assert!(statuses.iter().all(|status| *status == StatusCode::CREATED), "{statuses:?}");
+        assert_eq!(database.effects().await, 10);
+    }
+}
+
+/// PostgreSQL sees no deadlock: the handler's own connection is idle.
+#[tokio::test]
+async fn f93_a_handler_that_waits_for_itself_is_rolled_back_and_told_so() {
+    let database = Database::fresh().await;
+    database.connection().await.execute("create unique index once on effect (note)").await.unwrap();
+    let pool = database.pool().await;
+    let limited = layer(engine(&pool)).time_limit(Duration::from_millis(500));
+    let runs = Runs::default();
+    let app = app_with(limited, move |mut tx: Tx| {
+        let (pool, first) = (pool.clone(), runs.one() == 1);
+        async move {
+            effect(&mut tx).await;
+            if first {
+                effect(&mut *pool.acquire().await.unwrap()).await;
+            }
+            StatusCode::CREATED
+        }
+    });
+    let refused = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.unwrap();
+    refused.assert_refused(RejectionKind::TimeLimit);
+    assert!(refused.text().contains("waits for itself"), "{}", refused.text());
+    // What the pool's connection wrote is its own business; the request's part is undone, and its key is free.
+    assert_eq!(database.rows().await, []);
+}
+
+#[tokio::test]
+async fn f93_a_statement_that_is_still_running_is_named_as_well() {
+    let database = Database::fresh().await;
+    let limited = layer(engine(&database.pool().await)).time_limit(Duration::from_millis(300));
+    let app = app_with(limited, |mut tx: Tx| async move {
+        tx.execute("select pg_sleep(60)").await.unwrap();
+    });
+    let refused = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.unwrap();
+    refused.assert_refused(RejectionKind::TimeLimit);
+    assert!(refused.text().contains("with a statement still running"), "{}", refused.text());
+}
+
+/// It would keep the only connection for as long as it may wait.
+#[tokio::test]
+async fn f98_a_duplicate_whose_client_has_left_gives_its_connection_back() {
+    let database = Database::fresh().await;
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let elsewhere = app_with(layer(engine(&database.pool_of(1).await)), move |_tx: Tx| async move {
+        inside.pass().await;
+    });
+    let first = tokio::spawn(async move { reply(&elsewhere, post("/things").key("k")).await });
+    gate.entered().await;
+    let patient = Concurrency::Wait { timeout: Duration::from_secs(600) };
+    let here = Idempotency::new(&database.pool_of(1).await).concurrency(patient);
+    let app = app_with(layer(here), create);
+    let waiting = app.clone();
+    let waiter = tokio::spawn(async move { reply(&waiting, post("/things").key("k")).await });
+    database.until_waiting(1).await;
+    waiter.abort();
+    assert!(waiter.await.unwrap_err().is_cancelled());
+    let other = timeout(PATIENCE, reply(&app, post("/things").key("another"))).await.expect("its connection");
+    assert_eq!(other.status, StatusCode::CREATED);
+    gate.open();
+    first.await.unwrap();
+}
+
+/// Two duplicates of a request that runs elsewhere: the one that asks the database goes, the other takes over.
+#[tokio::test]
+async fn f98_the_next_duplicate_waits_on_when_the_one_that_waited_for_it_has_left() {
+    let database = Database::fresh().await;
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let elsewhere = app_with(layer(engine(&database.pool_of(1).await)), move |mut tx: Tx| async move {
+        inside.pass().await;
+        effect(&mut tx).await.to_string()
+    });
+    let first = tokio::spawn(async move { reply(&elsewhere, post("/things").key("k")).await });
+    gate.entered().await;
+    let patient = Concurrency::Wait { timeout: Duration::from_secs(600) };
+    let app = app_with(layer(engine(&database.pool_of(2).await).concurrency(patient)), create);
+    let ask = || {
+        let app = app.clone();
+        tokio::spawn(async move { reply(&app, post("/things").key("k")).await })
+    };
+    let leaving = ask();
+    database.until_waiting(1).await;
+    let staying = ask();
+    crate::support::settle().await;
+    leaving.abort();
+    drop(leaving.await);
+    gate.open();
+    let (first, second) = (first.await.unwrap(), timeout(PATIENCE, staying).await.unwrap().unwrap());
+    assert!(second.replayed() && second.body == first.body);
+    assert_eq!(database.effects().await, 1);
+}
+
+/// Each handler writes one row, and reads none.
+#[tokio::test]
+async fn f71_unrelated_keys_do_not_fail_each_other_where_transactions_are_serializable() {
+    for make in [Idempotency::new, Idempotency::sharing] {
+        let database = Database::fresh().await;
+        let serializable = database.options().options([("default_transaction_isolation", "serializable")]);
+        let app = app_with(layer(make(&Database::pool_with(serializable, 10).await)), create);
+        let failed = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for round in 0..20 {
+            let asked = (0..10).map(|n| {
+                let (app, failed) = (app.clone(), failed.clone());
+                async move {
+                    let replied = reply(&app, post("/things").key(&format!("{round}-{n}"))).await;
+                    if replied.status != StatusCode::CREATED {
+                        failed.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    }
+                }
+            });
+            all(asked.collect::<Vec<_>>()).await;
+        }
+        assert_eq!(failed.load(std::sync::atomic::Ordering::SeqCst), 0, "of 200");
+        assert_eq!(database.effects().await, 200);
+        // And each of them is found.
+        assert!(reply(&app, post("/things").key("7-7")).await.replayed());
+    }
+}
+
+/// Each leaves the only connection in a state in which it cannot serve. One request after that may fail; the ones that follow
+/// are served, on another connection.
+#[tokio::test]
+async fn f80_a_connection_that_cannot_serve_is_closed_and_not_lent_again() {
+    for (state, leave) in [
+        ("a session that only reads", "set session characteristics as transaction read only"),
+        ("prepared statements that are gone", "deallocate all"),
+        ("no rights", "select set_config('role', 'pg_monitor', false)"),
+        ("a protocol out of step", "copy effect (note) from stdin"),
+        ("a prepared statement with another result", "alter table idempotency.keys alter column status type integer"),
+        ("a server process that is gone", "select pg_terminate_backend(pg_backend_pid())"),
+        ("a setting that stops everything", "set statement_timeout = '1ms'"),
+    ] {
+        for make in [Idempotency::new, Idempotency::sharing] {
+            let database = Database::fresh().await;
+            let idempotency = make(&database.pool_of(1).await);
+            let app = app_with(layer(idempotency.clone()), create);
+            for key in ["y", "z"] {
+                assert_eq!(reply(&app, post("/things").key(key)).await.status, StatusCode::CREATED);
+            }
+            let leaving = app_with(layer(idempotency), move |mut tx: Tx| async move {
+                match leave {
+                    "copy effect (note) from stdin" => std::mem::forget(tx.copy_in_raw(leave).await.unwrap()),
+                    _ => drop(tx.execute(leave).await),
+                }
+                StatusCode::CREATED
+            });
+            timeout(PATIENCE, reply(&leaving, post("/things").key("x"))).await.unwrap();
+            let mut failed = Vec::new();
+            for key in ["a", "b", "c"] {
+                let replied = timeout(PATIENCE, reply(&app, post("/things").key(key))).await.unwrap();
+                if replied.status != StatusCode::CREATED {
+                    assert!(replied.status.is_server_error(), "{replied:?}");
+                    failed.push(key);
+                }
+            }
+            assert!(failed.is_empty() || failed == ["a"], "{state}: {failed:?} failed");
+        }
+    }
+}
+
+/// The sign of life is the BEGIN: a connection that is dead then is replaced, and nobody notices.
+#[tokio::test]
+async fn f80_connections_that_died_while_they_were_idle_cost_no_request_an_error() {
+    for make in [Idempotency::new, Idempotency::sharing] {
+        let database = Database::fresh().await;
+        let app = app_with(layer(make(&database.pool_of(4).await)), create);
+        for round in 0..3 {
+            let asked = (0..4).map(|n| {
+                let app = app.clone();
+                async move { reply(&app, post("/things").key(&format!("{round}-{n}"))).await.status }
+            });
+            assert!(all(asked.collect::<Vec<_>>()).await.iter().all(|status| *status == StatusCode::CREATED));
+            let killed = "select pg_terminate_backend(pid, 5000) from pg_stat_activity
+                           where datname = current_database() and pid <> pg_backend_pid()";
+            database.connection().await.execute(killed).await.unwrap();
+        }
+    }
+}
