@@ -172,6 +172,11 @@ impl Error {
         self.connection
     }
 
+    /// Could the same statement succeed on another connection?
+    pub(crate) fn is_of_connection(&self) -> bool {
+        self.kind == ErrorKind::StoreUnavailable && self.connection == Connection::Unfit
+    }
+
     /// Why the database could not serve, if that is known.
     pub(crate) fn why_unavailable(&self) -> Option<&Unavailable> {
         self.source.as_ref()?.downcast_ref()

@@ -20,6 +20,9 @@ use crate::{
     unless::unless,
 };
 
+/// How many connections a claim may find unable to serve before it gives up.
+const CONNECTIONS_LOST: u32 = 3;
+
 /// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
 /// party to get in between, so this many say that something is wrong.
 pub(super) const ROUNDS: u32 = 16;
@@ -110,7 +113,8 @@ async fn claim_for_all(
         return Ok(found(owner, timing, stored));
     }
     let mut transaction = idempotency.begin(owner.request()).await?;
-    idempotency.0.connections.get_to_know(&mut transaction).await?;
+    // If the connection is lost, the claim finds out, and takes another.
+    drop(idempotency.0.connections.get_to_know(&mut transaction).await);
     match contend(&idempotency, transaction, owner.request(), patience, timing, caller, None).await? {
         Contended::Ours(transaction, window, tid) => {
             owner.executes();
@@ -169,7 +173,7 @@ pub(super) async fn contend(
     answer: Option<&StoredResponse>,
 ) -> Result<Contended, Error> {
     let terms = terms(idempotency, timing, answer);
-    let mut place = None;
+    let (mut place, mut lost) = (None, 0);
     for _ in 0..ROUNDS {
         let wait = patience.wait(place.is_some());
         let asked =
@@ -226,6 +230,12 @@ pub(super) async fn contend(
             // Under REPEATABLE READ and above, whoever waited cannot see what he waited for.
             Ok(Claimed::Lost) => transaction = transaction.restart().await?,
             Err(error) if error.kind() == ErrorKind::Conflict => transaction = transaction.restart().await?,
+            // The connection cannot serve, or is gone with a server that restarts. Nothing has been executed yet.
+            Err(error) if error.is_of_connection() && lost < CONNECTIONS_LOST => {
+                lost += 1;
+                drop(transaction);
+                transaction = idempotency.begin(request).await?;
+            }
             Err(error) => return Err(error),
         }
     }

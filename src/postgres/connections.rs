@@ -259,7 +259,7 @@ impl Source {
         let connection = match acquired {
             Ok(Ok(connection)) => connection,
             Ok(Err(sqlx::Error::PoolTimedOut)) | Err(_) => return Err(self.diagnose(pool).await),
-            Ok(Err(error)) => return Err(cannot_connect(error)),
+            Ok(Err(error)) => return Err(at_begin(error, false)),
         };
         let linger = match self.settings.client_check {
             Some(interval) if !self.settings.shared && !self.settings.pooler => interval.saturating_mul(2).as_millis(),
@@ -287,28 +287,9 @@ impl Source {
                 let own = if self.settings.shared { 0 } else { self.settings.connections };
                 Error::unavailable(Unavailable::Full { application, own, source: error.into() })
             }
-            Ok(Err(error)) => cannot_connect(error),
+            Ok(Err(error)) => at_begin(error, false),
             Err(_) => Error::unavailable(Unavailable::NoAnswer(DIAGNOSIS)),
         }
-    }
-}
-
-/// A server that restarts takes its socket away, or breaks off while somebody connects.
-fn cannot_connect(error: sqlx::Error) -> Error {
-    use std::io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof,
-    };
-
-    match error {
-        sqlx::Error::Io(ref io)
-            if matches!(
-                io.kind(),
-                BrokenPipe | ConnectionAborted | ConnectionRefused | ConnectionReset | NotFound | UnexpectedEof
-            ) =>
-        {
-            Error::unavailable(Unavailable::Down(error.into()))
-        }
-        error => at_begin(error, false),
     }
 }
 

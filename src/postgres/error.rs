@@ -20,6 +20,8 @@ pub(crate) fn before_commit(error: sqlx::Error) -> Error {
                 "25P02" => ErrorKind::TransactionAborted,
                 // No such table, schema or column.
                 "42P01" | "3F000" | "42703" => ErrorKind::NotMigrated,
+                // No right: the role's, or that of one which work has left behind.
+                "42501" => ErrorKind::Database,
                 "25006" => return Error::unavailable(Unavailable::ReadOnly(error.into())).on(connection),
                 "55P03" | "57014" => return Error::unavailable(Unavailable::Locked).on(connection),
                 code if fatal || is_of_the_server(code) || connection != Connection::Fit => ErrorKind::StoreUnavailable,
@@ -58,6 +60,7 @@ pub(super) fn at_begin(error: sqlx::Error, settings: bool) -> Error {
     let connection = connection(&error);
     let (code, fatal) = verdict(&error);
     let why = match code.as_str() {
+        _ if is_hang_up(&error) => Unavailable::Down(error.into()),
         "57P01" | "57P02" | "57P03" => Unavailable::Down(error.into()),
         // A standby refuses BEGIN READ WRITE with 0A000.
         "25006" | "0A000" if !fatal => Unavailable::ReadOnly(error.into()),
@@ -68,6 +71,16 @@ pub(super) fn at_begin(error: sqlx::Error, settings: bool) -> Error {
         _ => return before_commit(error),
     };
     Error::unavailable(why).on(connection)
+}
+
+/// A server that restarts takes its socket away, or breaks off while somebody connects or begins.
+fn is_hang_up(error: &sqlx::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
+
+    matches!(error, sqlx::Error::Io(error) if matches!(
+        error.kind(),
+        BrokenPipe | ConnectionAborted | ConnectionRefused | ConnectionReset | NotFound | UnexpectedEof
+    ))
 }
 
 /// Does the server refuse one more connection?
@@ -101,7 +114,7 @@ pub(crate) fn connection(error: &sqlx::Error) -> Connection {
             let (code, fatal) = verdict(error);
             let own_fault = ["22", "23", "40", "42", "P0"].iter().any(|class| code.starts_with(class))
                 || matches!(code.as_str(), "25P02" | "55P03" | "57014" | "3F000");
-            let of_the_session = matches!(code.as_str(), "40003" | "42P05");
+            let of_the_session = matches!(code.as_str(), "40003" | "42501" | "42P05");
             if own_fault && !of_the_session && !fatal { Connection::Fit } else { Connection::Unfit }
         }
         sqlx::Error::Io(error) if error.get_ref().is_some_and(|source| source.is::<Unavailable>()) => Connection::Busy,

@@ -173,6 +173,14 @@ impl Database {
         .unwrap()
     }
 
+    /// Does somebody wait to detach a partition?
+    pub async fn is_detaching(&self) -> bool {
+        let waiting = "select exists (select from pg_stat_activity
+                         where datname = current_database() and wait_event_type = 'Lock'
+                           and query like '%detach partition%')";
+        sqlx::query_scalar(waiting).fetch_one(&mut self.connection().await).await.unwrap()
+    }
+
     /// Is somebody executing this statement?
     pub async fn is_running(&self, statement: &str) -> bool {
         let running = "select exists (select from pg_stat_activity

@@ -1,0 +1,98 @@
+//! F70: whoever reads the partitioned table, for however long, stops no claim.
+
+use std::time::Duration;
+
+use axum_idempotency::{
+    Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, TimeBearing,
+    migrate_partitioned,
+};
+use sqlx::Executor as _;
+use tokio::time::timeout;
+
+use crate::support::{Clock, Database, START, engine};
+
+const HOUR: i64 = 3_600_000;
+
+fn request(born: i64, n: u128) -> IdempotentRequest {
+    let key = ulid::Ulid::from_parts(born.try_into().unwrap(), n).to_string();
+    let key = IdempotencyKey::new(key).unwrap();
+    IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of(["f"]))
+}
+
+#[tokio::test]
+async fn f70_a_reader_of_any_length_stops_no_claim_and_the_partition_goes_when_the_reader_has_gone() {
+    for snapshot in ["begin", "begin isolation level repeatable read"] {
+        let database = Database::fresh().await;
+        migrate_partitioned(&database.pool().await).await.unwrap();
+        let mut clock = Clock::of(&database).await;
+        let keys = TimeBearing::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
+        let process = engine(&Database::pool_with(clock.options(), 4).await).time_bearing(keys);
+        let claim = async |born: i64, n: u128| {
+            let claimed = timeout(Duration::from_secs(8), process.claim(request(born, n))).await;
+            match claimed.expect("a claim that nobody stops").expect("a claim") {
+                Claim::Fresh(attempt) => {
+                    attempt.complete(&StoredResponse::new(http::StatusCode::CREATED, "")).await.unwrap();
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        claim(START, 1).await;
+        // As pg_dump, or a psql that somebody has left open.
+        let mut reader = database.connection().await;
+        reader.execute(snapshot).await.unwrap();
+        reader.execute("select count(*) from idempotency.timed_keys").await.unwrap();
+
+        // Everything of then is due, and every partition of now is to be made.
+        let mut now = START + 10 * HOUR;
+        clock.set(now).await;
+        let pruning = {
+            let process = process.clone();
+            tokio::spawn(async move { process.prune(10).await })
+        };
+        // The pruner has told the server to detach one, and waits for the reader.
+        while !database.is_detaching().await && !pruning.is_finished() {}
+        for n in 0..20 {
+            // Each is in a partition that is not there yet.
+            now += HOUR / 2;
+            clock.set(now).await;
+            claim(now, 100 + n).await;
+        }
+        // A process that dies then leaves a detachment half done, which the next one ends. That it has to wait for the reader
+        // as well holds nobody up.
+        pruning.abort();
+        drop(pruning.await);
+        database.connection().await.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity where query like '%detach partition%' and pid <> pg_backend_pid()",
+        ).await.unwrap();
+        sqlx::query("update idempotency.partitions set dropping_since = '-infinity' where dropping_since is not null")
+            .execute(&mut database.connection().await)
+            .await
+            .unwrap();
+        for n in 0..5 {
+            let pruning = {
+                let process = process.clone();
+                tokio::spawn(async move { process.prune(10).await })
+            };
+            now += HOUR / 2;
+            clock.set(now).await;
+            claim(now, 200 + n).await;
+            assert_eq!(
+                timeout(Duration::from_secs(20), pruning).await.unwrap().unwrap().unwrap().partitions_dropped,
+                0
+            );
+            sqlx::query(
+                "update idempotency.partitions set dropping_since = '-infinity' where dropping_since is not null",
+            )
+            .execute(&mut database.connection().await)
+            .await
+            .unwrap();
+        }
+        reader.execute("rollback").await.unwrap();
+        let mut dropped = 0;
+        for _ in 0..30 {
+            dropped += process.prune(10).await.unwrap().partitions_dropped;
+        }
+        assert!(dropped > 0, "the reader has gone");
+        claim(now, 300).await;
+    }
+}
