@@ -6,7 +6,7 @@ use sqlx::{PgConnection, Row as _, postgres::PgRow};
 
 use super::{
     Sending,
-    claim_timed::{CLAIM_TIMED, verdict},
+    claim_timed::{CLAIM_TIMED, CLAIM_TIMED_SERIALIZABLE, verdict},
     error::{before_commit, has_no_partition, is_timeout, waited_for_a_row},
     place::{Place, Statements, at_key},
     row::{Columns, Stored, stored, window},
@@ -258,7 +258,10 @@ pub(crate) async fn claim(
 ) -> Result<Claimed, Error> {
     let place = terms.place();
     let asked = match (terms.timing, wait) {
-        (Some(_), _) => ask(connection, request, place.of(&CLAIM_TIMED), Some(wait), terms).await,
+        (Some(_), _) => {
+            let statements = if terms.serializable { &CLAIM_TIMED_SERIALIZABLE } else { &CLAIM_TIMED };
+            ask(connection, request, place.of(statements), Some(wait), terms).await
+        }
         (None, Wait::UpTo(_)) => ask(connection, request, CLAIM_WAITING, Some(wait), terms).await,
         (None, Wait::Never) if terms.serializable => {
             ask(connection, request, CLAIM_AT_ONCE_SERIALIZABLE, None, terms).await

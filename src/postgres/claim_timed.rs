@@ -10,13 +10,9 @@ use super::{
 use crate::{Error, Untimely};
 
 macro_rules! claim_timed {
-    ($table:ident, $conflict:literal $(, $born:literal)?) => {
+    ($table:ident, $conflict:literal, $place:literal $(, $born:literal)?) => {
         concat!("
-with live as materialized (
-  select fingerprint, status, header_names, header_values, body, created_at, expires_at, replay_until, born_at
-    from idempotency.", stringify!($table), at_key!($table $(, $born)?), "
-     and (expires_at is null or expires_at > clock_timestamp())
-), judged as materialized (
+with judged as materialized (
   select key.born, asked.accepted, noted.keep_us,
          case when (noted.window_us >= $15 and noted.keep_us >= $16 and noted.skew_us >= $17
                     and noted.partitioned = $18
@@ -35,7 +31,6 @@ with live as materialized (
      select case when key.born <= noted.guard_since then least($15, noted.guarded_us) else $15 end
             * interval '1 microsecond' as accepted
    ) asked
-   where not exists (select from live)
 ), setting as materialized (
   select current_setting('lock_timeout') as lock_timeout
     from judged
@@ -54,11 +49,17 @@ with live as materialized (
    cross join judged
    where gate.free
   on conflict (", $conflict, ") do nothing
-  returning created_at, expires_at, replay_until
+  returning created_at, expires_at, replay_until, ", $place, " as place
+), live as materialized (
+  select fingerprint, status, header_names, header_values, body, created_at, expires_at, replay_until, born_at
+    from idempotency.", stringify!($table), at_key!($table $(, $born)?), "
+     and (expires_at is null or expires_at > clock_timestamp())
+     and not exists (select from claim)
 )
-select claim.created_at is not null as ours,
+select claim.created_at is not null as ours, claim.place,
        case when setting.lock_timeout is not null then set_config('lock_timeout', setting.lock_timeout, true) end,
-       case when claim.created_at is not null and judged.born < clock_timestamp() - judged.accepted then 'expired'
+       case when live.created_at is not null then null
+            when claim.created_at is not null and judged.born < clock_timestamp() - judged.accepted then 'expired'
             else judged.verdict
        end as verdict,
        live.fingerprint, live.status, live.header_names, live.header_values, live.body,
@@ -75,19 +76,28 @@ select claim.created_at is not null as ours,
     };
 }
 
-/// As the plain claim, with a judgement between looking and claiming:
+/// As the plain claim, with a judgement before it:
 ///
-/// 1. `live` looks for an answer first: a key that is remembered is answered, however old it is (T3).
-/// 2. `judged` compares the key's time with the database's clock, once the operation's window is noted; a key from
+/// 1. `judged` compares the key's time with the database's clock, once the operation's window is noted; a key from
 ///    before a longer window came into force is judged by the shorter one (T5). A snapshot that is older than the key
 ///    may be older than the window that counts for it, so the claim has to be made in a newer one.
-/// 3. `claim` inserts, and never takes over: a row that has expired is of a key that is not accepted any more.
+/// 2. `claim` inserts what is timely, and never takes over: a row that has expired is of a key that is not accepted any
+///    more.
+/// 3. `live` looks for a response if nothing was inserted: a key that is remembered is answered, however old it is (T3).
 /// 4. The outer query judges again what was claimed, since it may have waited, and the row of an earlier execution may
 ///    have been pruned meanwhile (T3). The clock runs on within a transaction, unlike `now()`.
 ///
 /// The row is kept as long as the longest window that was ever noted asks for.
-pub(super) const CLAIM_TIMED: Statements =
-    [claim_timed!(keys, "scope, operation, key"), claim_timed!(timed_keys, "scope, operation, key, born_at", "$14")];
+pub(super) const CLAIM_TIMED: Statements = [
+    claim_timed!(keys, "scope, operation, key", "null::text"),
+    claim_timed!(timed_keys, "scope, operation, key, born_at", "null::text", "$14"),
+];
+
+/// Likewise where transactions are serializable, with the place of the new row.
+pub(super) const CLAIM_TIMED_SERIALIZABLE: Statements = [
+    claim_timed!(keys, "scope, operation, key", "ctid::text"),
+    claim_timed!(timed_keys, "scope, operation, key, born_at", "ctid::text", "$14"),
+];
 
 /// What the times say, unless they are in order.
 pub(super) fn verdict(row: &PgRow) -> Result<Option<Claimed>, Error> {

@@ -27,7 +27,8 @@ macro_rules! record {
 const RECORD: Statements = [record!(keys), record!(timed_keys, "$8")];
 
 /// Likewise by the row's place, where reading the index would count as a conflict with claims of other keys.
-const RECORD_AT: &str = concat!(record!(keys), " and ctid = $8::tid");
+const RECORD_AT: Statements =
+    [concat!(record!(keys), " and ctid = $8::tid"), concat!(record!(timed_keys, "$8"), " and ctid = $9::tid")];
 
 macro_rules! record_for {
     ($table:ident, $expires:literal, $and:literal $(, $born:literal)?) => {
@@ -58,7 +59,8 @@ macro_rules! record_for_keys {
 /// time is kept is not the response's to say.
 const RECORD_FOR: Statements = [record_for_keys!(""), record_for!(timed_keys, "expires_at", "", "$10")];
 
-const RECORD_FOR_AT: &str = record_for_keys!(" and ctid = $10::tid");
+const RECORD_FOR_AT: Statements =
+    [record_for_keys!(" and ctid = $10::tid"), record_for!(timed_keys, "expires_at", " and ctid = $11::tid", "$10")];
 
 macro_rules! check {
     ($table:ident $(, $born:literal)?) => {
@@ -151,8 +153,8 @@ impl<'a> Row<'a> {
         let statement = match (self.tid, own) {
             (None, None) => self.place.of(&RECORD),
             (None, Some(_)) => self.place.of(&RECORD_FOR),
-            (Some(_), None) => RECORD_AT,
-            (Some(_), Some(_)) => RECORD_FOR_AT,
+            (Some(_), None) => self.place.of(&RECORD_AT),
+            (Some(_), Some(_)) => self.place.of(&RECORD_FOR_AT),
         };
         let columns = Columns::of(response);
         let mut query = self
@@ -164,10 +166,10 @@ impl<'a> Row<'a> {
         if let Some(retention) = own {
             query = query.bind(retention.keep_micros()).bind(retention.replay_micros());
         }
-        query = match self.tid {
-            Some(tid) => query.bind(tid),
-            None => self.place.bind(query),
-        };
+        query = self.place.bind(query);
+        if let Some(tid) = self.tid {
+            query = query.bind(tid);
+        }
         let query = query.persistent(self.sending.kept);
         if own.is_none() {
             let done = self.sending.ask(query.execute(connection)).await?;

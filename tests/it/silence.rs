@@ -24,7 +24,7 @@ async fn silent() -> (Database, Idempotency, Silence) {
 
 #[tokio::test]
 async fn f68_before_the_commit_silence_is_answered_503_and_a_retry_executes() {
-    for pattern in ["begin", "with claim", "insert into idempotency", "update idempotency.keys"] {
+    for pattern in ["with claim", "insert into idempotency", "update idempotency.keys"] {
         for pass_on in [true, false] {
             let (database, idempotency, silence) = silent().await;
             let app = app_with(layer(idempotency), create);
@@ -36,6 +36,28 @@ async fn f68_before_the_commit_silence_is_answered_503_and_a_retry_executes() {
             let retry = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.expect("an end");
             assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false), "{pattern}");
         }
+    }
+}
+
+/// A connection that was idle may be dead, so the next one is taken; on one that is new it is the server that is silent.
+#[tokio::test]
+async fn f68_a_begin_without_an_answer_takes_another_connection_or_is_answered_503() {
+    let database = Database::fresh().await;
+    let (options, silence) = silent_proxy(database.options()).await;
+    let idempotency = Idempotency::new(&Database::pool_with(options, 3).await).statement_limit(LIMIT);
+    let app = app_with(layer(idempotency.clone()), create);
+    silence.after(b"begin read write", true);
+    let refused = timeout(PATIENCE, reply(&app, post("/things").key("a"))).await.expect("an end");
+    refused.assert_refused(RejectionKind::StoreUnavailable);
+    assert_eq!(reply(&app, post("/things").key("b")).await.status, StatusCode::CREATED);
+    // Until its connection is back.
+    while idempotency.stats().await.is_err() {}
+    silence.after(b"begin read write", true);
+    let served = timeout(PATIENCE, reply(&app, post("/things").key("c"))).await.expect("an end");
+    assert_eq!(silence.count(), 2);
+    if served.status != StatusCode::CREATED {
+        // It was still on its way back, so this one was new.
+        served.assert_refused(RejectionKind::StoreUnavailable);
     }
 }
 
@@ -108,7 +130,6 @@ async fn f68_what_operators_call_has_an_end_as_well() {
     let key = IdempotencyKey::new("k").unwrap();
     let (scope, operation) = (Scope::new("alice"), Operation::new("o"));
     for (pattern, what) in [
-        ("begin isolation", "prune"),
         ("delete from idempotency.keys", "prune"),
         ("delete from idempotency.keys", "forget"),
         ("octet_length", "lookup"),
