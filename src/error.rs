@@ -43,8 +43,9 @@ pub enum ErrorKind {
     Conflict,
     /// A statement of the work failed, the failure was swallowed, and PostgreSQL had given the transaction up.
     TransactionAborted,
-    /// The work ended the transaction itself, with a `COMMIT`, `ROLLBACK` or the like. What it committed so is
-    /// durable, although it has no answer.
+    /// The work ended the transaction itself, by a `ROLLBACK`, a `COMMIT` or the like, or made it read-only. On the
+    /// engine's own pool nothing was kept; on a shared one, what the work wrote after that is durable, although it has no
+    /// response. The [`source`](StdError::source) says which.
     TransactionEnded,
     /// PostgreSQL refused the commit itself, mostly because of a deferred constraint.
     CommitRefused,
@@ -68,8 +69,8 @@ pub enum ErrorKind {
     /// A value cannot be written as JSON, or a stored one cannot be read as what was asked for. Only from
     /// [`run`](crate::Idempotency::run).
     Json,
-    /// The key was claimed in a transaction that was committed without an answer: the work ended it itself. What it
-    /// did is durable, so it is not done again; what it would have answered is not known.
+    /// The key was claimed in a transaction that was committed without a response, which only an engine without deferrable
+    /// constraints lets happen. What it did is durable, so it is not done again; what it would have responded is not known.
     Unanswered,
     /// A row of the table does not hold what this crate writes.
     CorruptRow,

@@ -6,7 +6,7 @@
 //!
 //! * The layer for HTTP, its contract and an example: [`middleware`].
 //! * The engine alone, for consumers of a message broker and for transactions of your own: [`Idempotency`].
-//! * What it costs: [`_docs::performance`].
+//! * What it costs: [`_docs::performance`]. Its connections, poolers, row-level security: [`_docs::connections`].
 //! * The table: [`migrate`]. Forgetting: [`Retention`], [`TimeBearing`] and [`Pruner`]; what that means and costs:
 //!   [`_docs::windows`].
 //!
@@ -16,8 +16,9 @@
 //!   that [bear a time](TimeBearing)), whatever the number of concurrent duplicates, processes and crashes. The claim is
 //!   one atomic `INSERT … ON CONFLICT`.
 //! * **Effects and answer together**, or neither. No byte of an answer is sent before its commit is acknowledged.
-//! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once; there are
-//!   no leases and nothing that has to be cleaned up.
+//! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once, or within two
+//!   seconds if the server was executing a statement; there are no leases and nothing that has to be cleaned up.
+//! * **Whatever the work does with its connection**, nothing that it writes is durable without the stored response.
 //! * **Closed on failure.** Without the database nothing is executed; without an owner nothing is; a key with another
 //!   payload is refused.
 //! * **A client that goes away does not stop its request**, if that has a key. The attempt goes on, and the retry gets
@@ -25,7 +26,8 @@
 //!
 //! # What you do not get
 //!
-//! * Effects outside the transaction: a mail, a call to another service. Pass such a service a key of its own, by
+//! * Effects outside the transaction: what a handler writes by another connection than its [`Tx`], a mail, a call to
+//!   another service. Pass such a service a key of its own, by
 //!   [`IdempotentRequest::derive_key`], so that it can recognise the second call.
 //! * Streaming answers: they are held in memory and stored, up to a limit.
 //! * Databases that do not speak PostgreSQL's protocol and SQL.
@@ -111,6 +113,9 @@ pub mod _docs {
 
     #[doc = include_str!("docs/windows.md")]
     pub mod windows {}
+
+    #[doc = include_str!("docs/connections.md")]
+    pub mod connections {}
 
     #[doc = include_str!("docs/performance.md")]
     #[doc = include_str!("../benches/results/throughput.svg")]

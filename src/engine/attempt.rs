@@ -96,8 +96,13 @@ impl Attempt {
         self.window
     }
 
-    /// The connection that the work has to go through: what is written here is committed together with the answer,
-    /// or not at all. Do not end the transaction on it; savepoints, by `begin()`, are fine.
+    /// The connection that the work has to go through: what is written here is committed together with the response, or
+    /// not at all. Savepoints, by `begin()`, are fine.
+    ///
+    /// On [the engine's own pool](Idempotency::new) that holds whatever the work does with it: a `COMMIT` of its own
+    /// fails, and after a `ROLLBACK`, its own or one of sqlx's, the session refuses to write. Excepted is what asks for it
+    /// by name, `BEGIN READ WRITE` and the like. On a [shared pool](Idempotency::sharing) what is written after a
+    /// `ROLLBACK` is durable, and [`TransactionEnded`](ErrorKind::TransactionEnded) says so.
     pub fn connection(&mut self) -> &mut PgConnection {
         self.transaction.connection()
     }

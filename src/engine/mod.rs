@@ -151,11 +151,12 @@ impl Idempotency {
     /// As [`claim`](Self::claim), inside a transaction that the caller has begun with sqlx.
     ///
     /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and
-    /// commits, or rolls back everything. A claim that is committed without an answer blocks its key until its window
-    /// ends. The window counts from the beginning of the caller's transaction: claim early in it.
+    /// commits, or rolls back everything. PostgreSQL refuses to commit a claim without its response (SQLSTATE 23503,
+    /// `a_claim_is_committed_with_its_response`). The window counts from the beginning of the caller's transaction: claim
+    /// early in it.
     ///
     /// The first claim of an operation whose keys [bear a time](TimeBearing), and the first one of a partition, take a
-    /// second connection from the pool for a moment.
+    /// connection from the engine's pool for a moment.
     ///
     /// A savepoint keeps the caller's transaction usable when the wait ends without a claim. It waits inside PostgreSQL
     /// only if one of [`max_waiting_connections`](Self::max_waiting_connections) is free.

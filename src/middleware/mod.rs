@@ -58,8 +58,8 @@
 //! |---|---|---|
 //! | panics | the panic goes on to whatever catches it outside, such as `CatchPanicLayer` | nothing is kept |
 //! | answers although a statement had failed | 500 `transaction-aborted` | nothing is kept |
-//! | runs `ROLLBACK` on its connection | 500 `transaction-ended` | what it did after that is durable |
-//! | runs `COMMIT` on its connection | 500 `transaction-ended` | what it did is durable; the key is not executed again |
+//! | ends its transaction, or loses it in a savepoint | 500 `transaction-ended` | nothing is kept ([shared pools](crate::Idempotency::sharing) excepted) |
+//! | takes longer than 60 seconds ([`time_limit`](IdempotencyLayer::time_limit)) | 503 `time-limit` | nothing is kept |
 //! | keeps its `Tx` | 500 `connection-held` | nothing is kept; the key is free when it lets go |
 //! | answers with more than the limit, a broken body, trailers or 1xx | 500 | nothing is kept |
 //! | meets a constraint at the commit | 500 `commit-refused` | nothing is kept |
@@ -76,8 +76,11 @@
 //! * The whole answer to a request with a key is held in memory and stored; trailers and gRPC are refused.
 //! * Add it with `route_layer` or to a route. With `Router::layer` it also runs for requests that no route matches, and
 //!   asks them for a key.
-//! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key.
-//!   [`IdempotencyLayer::time_limit`] bounds it. What goes on after its client has gone has the tracing span of its
+//! * **Only what goes through [`Tx`] is protected.** A handler that writes by the application's pool is called once for each
+//!   key that is answered, but its effects are neither undone by a 500 nor committed with the response. The layer says so
+//!   in the log; [`require_tx`](IdempotencyLayer::require_tx) refuses it.
+//! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key, up to
+//!   the [`time_limit`](IdempotencyLayer::time_limit). What goes on after its client has gone has the tracing span of its
 //!   request, but not the task-locals of layers outside.
 //! * The claim is the first statement of the transaction, so a handler cannot set another isolation level; the role's
 //!   or the database's default applies. The answer is written by the role that the handler leaves behind.

@@ -17,8 +17,9 @@ use crate::{
 /// The request's connection, as an extractor: what a handler writes through it is committed together with its
 /// answer, or not at all.
 ///
-/// It dereferences to [`PgConnection`], so queries run on `&mut *tx`. Nothing in it can commit. Use
-/// [`begin`](Self::begin) for a part that may fail on its own.
+/// It dereferences to [`PgConnection`], so queries run on `&mut *tx`. Use [`begin`](Self::begin) for a part that may fail
+/// on its own. A handler that also queries the application's pool does so beside the transaction: it does not see what the
+/// transaction has written, and what it writes there is not undone.
 ///
 /// ```no_run
 /// use axum::{Json, http::StatusCode};
@@ -37,6 +38,30 @@ use crate::{
 /// On a route with an optional key and a request without one, extracting it begins a plain transaction, which is
 /// committed or rolled back by the same [`Disposition`](crate::Disposition)s.
 ///
+/// # What a handler may do with it
+///
+/// Whatever it likes, without harm to the guarantee: on [the engine's own pool](crate::Idempotency::new), nothing that it
+/// writes is durable unless its response is.
+///
+/// * A `COMMIT` of its own fails, with SQLSTATE 23503 (22P02 where the request has no key), and undoes everything. `SET
+///   CONSTRAINTS ALL IMMEDIATE` fails likewise: name the constraints that are meant.
+/// * After a `ROLLBACK` of its own, or one that sqlx (0.9) sends when a nested `begin()` fails or is dropped halfway, the
+///   session only reads: what it writes gets SQLSTATE 25006.
+/// * It is told so by a 500 `transaction-ended` or `transaction-aborted` if it responds as if nothing had happened.
+///
+/// Excepted is what asks for it by name: a transaction that is begun by `BEGIN READ WRITE` after a `ROLLBACK`, or by
+/// `ROLLBACK AND CHAIN`, and committed by hand; and a session whose `default_transaction_read_only` is switched off. On a
+/// [shared pool](crate::Idempotency::sharing), and behind a [pooler](crate::Idempotency::transaction_pooler), a COMMIT
+/// fails all the same, but what is written after a ROLLBACK is durable; the response is the same 500.
+///
+/// # What reaches the next request
+///
+/// Nothing that is of the transaction: `SET LOCAL`, `set_config(…, true)`, transaction-level locks, temporary tables ON
+/// COMMIT DROP. What is of the session stays on its connection if the response is kept, for whichever request uses it next:
+/// `SET`, `set_config(…, false)`, session-level advisory locks, temporary tables, LISTEN, prepared statements. What has to
+/// be right for each request, such as a tenant, belongs into
+/// [`with_local_settings`](crate::IdempotencyLayer::with_local_settings), which sets it anew each time.
+///
 /// # Errors
 ///
 /// A 500 that says what is wrong: no [`IdempotencyLayer`](crate::IdempotencyLayer) handles the request, or the
@@ -49,7 +74,7 @@ pub struct Tx(OwnedMappedMutexGuard<State, Open>);
 impl Tx {
     /// Sets a savepoint: what is written through it is undone unless it is committed, and the rest stays usable.
     ///
-    /// Do not drop the future before its end: sqlx (0.9) then rolls back the whole transaction, which is answered 500
+    /// Do not drop the future before its end: sqlx (0.9) then rolls back the whole transaction, and the response is 500
     /// `transaction-ended`.
     ///
     /// # Errors
