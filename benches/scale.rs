@@ -134,7 +134,7 @@ fn request(number: u64) -> IdempotentRequest {
 
 /// Closed-loop clients until `stop`, each first call with one INSERT of its own; their latencies.
 async fn clients(pool: &PgPool, numbers: &Arc<AtomicU64>, stop: &Arc<AtomicBool>) -> Result<Vec<Duration>> {
-    let idempotency = Idempotency::new(&pool);
+    let idempotency = Idempotency::new(pool);
     let mut running = Vec::new();
     for _ in 0..CLIENTS {
         let (idempotency, numbers, stop) = (idempotency.clone(), numbers.clone(), stop.clone());

@@ -87,8 +87,10 @@ struct Charge {
 /// The routes, on a database that [`prepare`] has prepared.
 pub(crate) fn app(idempotency: Idempotency) -> Router {
     let pool = idempotency.pool().clone();
+    // An experiment's handler may hang, and its windows may be short: the default limit would lengthen those.
     let idempotent =
-        IdempotencyLayer::new(idempotency, |parts| parts.extensions.get::<Owner>().map(|owner| Scope::new(&owner.0)));
+        IdempotencyLayer::new(idempotency, |parts| parts.extensions.get::<Owner>().map(|owner| Scope::new(&owner.0)))
+            .time_limit(None);
     Router::new()
         .route("/accounts", post(open_account).layer(idempotent.clone().operation("account.open").optional()))
         .route("/accounts/{id}", get(show_account))
@@ -382,13 +384,13 @@ impl Settings {
     }
 
     /// A duplicate must not wait until its key is forgotten, so short windows shorten the wait.
-    pub(crate) fn idempotency(&self, pool: PgPool) -> Result<Idempotency, Box<dyn Error>> {
+    pub(crate) fn idempotency(&self, pool: &PgPool) -> Result<Idempotency, Box<dyn Error>> {
         let windows = [self.retention.window(), self.keys.map(TimeBearing::window)];
         let concurrency = match (self.concurrency, windows.into_iter().flatten().min()) {
             (Concurrency::Wait { timeout }, Some(window)) => Concurrency::Wait { timeout: timeout.min(window / 2) },
             (concurrency, _) => concurrency,
         };
-        let idempotency = Idempotency::new(&pool).concurrency(concurrency).retention(self.retention);
+        let idempotency = Idempotency::new(pool).concurrency(concurrency).retention(self.retention);
         Ok(match self.keys {
             None if self.partitioned => return Err("--partitioned needs --keys".into()),
             None => idempotency,
@@ -411,7 +413,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if settings.partitioned {
         axum_idempotency::migrate_partitioned(&pool).await?;
     }
-    let app = app(settings.idempotency(pool)?);
+    let app = app(settings.idempotency(&pool)?);
     let listener = tokio::net::TcpListener::bind(settings.listen).await?;
     let address = listener.local_addr()?;
     // Whoever reads this may stop reading after the first line.

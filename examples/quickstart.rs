@@ -23,8 +23,8 @@ use sqlx::{PgPool, postgres::PgPoolOptions};
 use tower_http::catch_panic::CatchPanicLayer;
 
 /// One route: charge an account.
-pub(crate) fn app(pool: PgPool) -> Router {
-    let idempotent = IdempotencyLayer::new(Idempotency::new(&pool), owner);
+pub(crate) fn app(pool: &PgPool) -> Router {
+    let idempotent = IdempotencyLayer::new(Idempotency::new(pool), owner);
     Router::new()
         .route("/charges", post(charge).layer(idempotent.operation("charge.create")))
         .layer(CatchPanicLayer::new())
@@ -69,7 +69,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}/charges", listener.local_addr()?);
-    let server = tokio::spawn(axum::serve(listener, app(pool.clone())).into_future());
+    let server = tokio::spawn(axum::serve(listener, app(&pool)).into_future());
 
     // The crash below is meant; its backtrace would only hide the transcript.
     std::panic::set_hook(Box::new(|_| {}));

@@ -53,7 +53,7 @@ pub(crate) fn first_calls(runtime: &Runtime) -> Result<(), Box<dyn Error>> {
 }
 
 fn app(pool: &PgPool, response_bytes: usize) -> Router {
-    let layer = IdempotencyLayer::new(Idempotency::new(&pool), |_| Some(Scope::global())).operation("held");
+    let layer = IdempotencyLayer::new(Idempotency::new(pool), |_| Some(Scope::global())).operation("held");
     let handler = move |tx: Tx, body: Bytes| async move {
         drop((tx, body));
         (StatusCode::CREATED, Bytes::from(vec![b'x'; response_bytes]))

@@ -209,14 +209,7 @@ impl Attempt {
     /// Asked when the work was cut off: does it wait for itself?
     #[cfg(feature = "axum")]
     pub(crate) async fn why_so_slow(&mut self) -> Option<Slow> {
-        let mut sending = self.transaction.sending();
-        sending.limit = sending.limit.min(ROLLBACK_LIMIT);
-        let asked = slow::holds_others_up(self.transaction.connection(), sending).await;
-        match self.transaction.note(asked) {
-            Ok(true) => Some(Slow::HoldsOthersUp),
-            Ok(false) => None,
-            Err(error) => (error.connection() == Connection::Busy).then_some(Slow::Busy),
-        }
+        why_so_slow(&mut self.transaction).await
     }
 
     /// As it was for the claim.
@@ -256,6 +249,18 @@ pub(crate) enum Slow {
     HoldsOthersUp,
     /// A statement of it is still running.
     Busy,
+}
+
+#[cfg(feature = "axum")]
+pub(super) async fn why_so_slow(transaction: &mut Transaction) -> Option<Slow> {
+    let mut sending = transaction.sending();
+    sending.limit = sending.limit.min(ROLLBACK_LIMIT);
+    let asked = slow::holds_others_up(transaction.connection(), sending).await;
+    match transaction.note(asked) {
+        Ok(true) => Some(Slow::HoldsOthersUp),
+        Ok(false) => None,
+        Err(error) => (error.connection() == Connection::Busy).then_some(Slow::Busy),
+    }
 }
 
 /// The row that a request has claimed.

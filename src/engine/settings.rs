@@ -24,6 +24,8 @@ impl Idempotency {
     /// Keeps keys in `pool`'s database, for 24 hours; duplicates of a running request wait for it, up to 5 seconds. The
     /// tables must be there: see [`migrate`](crate::migrate).
     ///
+    /// Make it once, when the application starts, and clone it: clones know of each other's requests, and share connections.
+    ///
     /// The engine opens a pool of its own, made from `pool`: the same server, role, TLS, callbacks (`after_connect` and so
     /// on), timeouts, and [as many connections](Self::max_connections), each opened when it is needed. A connection is held
     /// as long as a handler runs, so handlers and other routes that query `pool` meanwhile are never starved by it. Its
@@ -39,7 +41,8 @@ impl Idempotency {
     /// * sqlx's ping before lending is left out: a BEGIN that fails closes its connection, and the next one is taken, as
     ///   long as the pool's `acquire_timeout` lets it. So a restart of the server costs no request an error.
     ///
-    /// The server's `max_connections` has to allow for both pools. Closing `pool` closes the engine's own as well, once
+    /// It follows `pool` when that is told to connect otherwise (`Pool::set_connect_options`), with a new password, say. The
+    /// server's `max_connections` has to allow for both pools. Closing `pool` closes the engine's own as well, once
     /// what is running has ended.
     #[must_use]
     pub fn new(pool: &PgPool) -> Self {

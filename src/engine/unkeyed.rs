@@ -1,6 +1,9 @@
 use sqlx::PgConnection;
 
-use super::{Idempotency, Uninterrupted};
+use super::{
+    Idempotency, Uninterrupted,
+    attempt::{Slow, why_so_slow},
+};
 
 use crate::{
     Error, ErrorKind, LocalSettings,
@@ -35,6 +38,11 @@ impl Unkeyed {
         self.transaction.connection_ref()
     }
 
+    /// Asked when the work was cut off: does it wait for itself?
+    pub(crate) async fn why_so_slow(&mut self) -> Option<Slow> {
+        why_so_slow(&mut self.transaction).await
+    }
+
     pub(crate) async fn commit(self) -> Result<(), Error> {
         let backlog = self.idempotency.0.backlog.clone();
         Uninterrupted::new(&backlog, self.check_and_commit()).await
@@ -63,6 +71,10 @@ impl Unkeyed {
     }
 
     async fn check_and_rollback(mut self) -> Result<(), Error> {
+        if !self.transaction.is_fit() {
+            self.transaction.close();
+            return Ok(());
+        }
         match unkeyed::check(&mut self.transaction, self.idempotency.0.connections.are_guarded()).await {
             Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();

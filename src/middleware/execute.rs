@@ -55,7 +55,7 @@ where
         match exchange.config.time_limit {
             Some(limit) => match timeout(limit, answered).await {
                 Ok(answered) => answered,
-                Err(_) => Err(out_of_time(exchange, slot.why_so_slow().await).into()),
+                Err(_) => Err(out_of_time(exchange.request.operation(), slot.why_so_slow().await).into()),
             },
             None => answered.await,
         }
@@ -191,7 +191,7 @@ where
     }
 }
 
-fn out_of_time(exchange: &Exchange, why: Option<Slow>) -> Rejection {
+pub(super) fn out_of_time(operation: &Operation, why: Option<Slow>) -> Rejection {
     let detail = match why {
         Some(Slow::HoldsOthersUp) => {
             "the operation took too long and was rolled back: another connection of the service waited for a lock that the \
@@ -204,7 +204,7 @@ fn out_of_time(exchange: &Exchange, why: Option<Slow>) -> Rejection {
         None => "the operation took too long and was rolled back; repeat the request with the same key",
     };
     let rejection = Rejection::new(RejectionKind::TimeLimit, detail);
-    blame(&rejection, exchange.request.operation());
+    blame(&rejection, operation);
     rejection
 }
 

@@ -7,12 +7,13 @@ use axum::{
     response::Response,
 };
 use http_body::Body as HttpBody;
+use tokio::time::timeout;
 use tower_service::Service;
 
 use super::{
     capture,
     disposition::Disposition,
-    execute::{blame, call},
+    execute::{blame, call, out_of_time},
     layer::Config,
     rejection::{Rejection, RejectionKind},
     service::Stop,
@@ -41,7 +42,22 @@ where
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
     let slot = Slot::unbegun(config.idempotency.clone(), settings);
-    let (mut parts, body) = match call(inner, parts, Body::new(body), &slot).await {
+    let mut answering = Box::pin(call(inner, parts, Body::new(body), &slot));
+    let answered = match config.time_limit {
+        None => answering.await,
+        Some(limit) => match timeout(limit, &mut answering).await {
+            Ok(answered) => answered,
+            // One that holds no connection of ours may take as long as it likes.
+            Err(_) if !slot.is_begun() => answering.await,
+            Err(_) => {
+                drop(answering);
+                let rejection = out_of_time(operation, slot.why_so_slow().await);
+                slot.release().await?;
+                return Err(rejection.into());
+            }
+        },
+    };
+    let (mut parts, body) = match answered {
         Ok(response) => response.into_parts(),
         Err(error) => {
             slot.release().await?;

@@ -252,3 +252,20 @@ impl fmt::Debug for Config {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sqlx::postgres::PgPoolOptions;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn f93_a_handler_is_bounded_unless_the_route_says_otherwise() {
+        let pool = PgPoolOptions::new().connect_lazy("postgres://nobody@localhost/nothing").expect("a URL");
+        let layer = IdempotencyLayer::new(Idempotency::new(&pool), |_| Some(Scope::global()));
+        let minute = Duration::from_secs(60);
+        assert_eq!(layer.config().time_limit, Some(minute));
+        assert_eq!(layer.clone().time_limit(2 * minute).config().time_limit, Some(2 * minute));
+        assert_eq!(layer.time_limit(None).config().time_limit, None);
+    }
+}

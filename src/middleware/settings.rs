@@ -74,7 +74,8 @@ impl IdempotencyLayer {
 
     /// How long a handler may take to respond to a request with a key, to the last byte of the body. After that it is
     /// dropped, its work is rolled back, and the client gets 503 `time-limit`. Default: 60 seconds, longer than nearly every
-    /// client waits. `None`: without a limit.
+    /// client waits. `None`: without a limit. Without a key it counts for handlers that have taken their [`Tx`](crate::Tx), up
+    /// to the head of the response.
     ///
     /// A handler that waits for itself is why there is one: it inserts a value by its `Tx`, and then the same value by the
     /// application's pool, which waits for the first. PostgreSQL sees no deadlock in that. The refusal says so, where

@@ -206,10 +206,15 @@ impl Slot {
         match &mut *self.0.try_lock().ok()? {
             State::Open { open, .. } => match &mut **open {
                 Open::Attempt(attempt) => attempt.why_so_slow().await,
-                Open::Unkeyed(_) => None,
+                Open::Unkeyed(unkeyed) => unkeyed.why_so_slow().await,
             },
             State::Unbegun(_) | State::Ended => None,
         }
+    }
+
+    /// Has a transaction begun that nobody has ended?
+    pub(super) fn is_begun(&self) -> bool {
+        self.0.try_lock().map_or(true, |state| matches!(*state, State::Open { .. }))
     }
 
     /// Takes the transaction back after the handler has answered; `None` if there never was one.

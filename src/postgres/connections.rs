@@ -3,7 +3,7 @@
 use std::{
     fmt,
     pin::pin,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -81,6 +81,8 @@ struct Source {
 
 struct Own {
     pool: PgPool,
+    /// What the application's pool connected with when this one last looked.
+    follows: Mutex<Arc<PgConnectOptions>>,
     /// Gone with the value: then nobody has to wait any more for the application to close its pool.
     _alive: oneshot::Sender<()>,
 }
@@ -204,7 +206,15 @@ impl Source {
             return Ok(&self.application);
         }
         let runtime = Handle::try_current().map_err(|_| Error::unavailable(Unavailable::NoRuntime))?;
-        Ok(&self.own.get_or_init(|| self.open(&runtime)).pool)
+        let own = self.own.get_or_init(|| self.open(&runtime));
+        let options = self.application.connect_options();
+        let mut follows = own.follows.lock().unwrap_or_else(PoisonError::into_inner);
+        if !Arc::ptr_eq(&follows, &options) {
+            // As an application does whose password is a token that expires.
+            own.pool.set_connect_options(self.sessions(&options));
+            *follows = options;
+        }
+        Ok(&own.pool)
     }
 
     /// The application's pool once more, with other sessions. Its callbacks come along.
@@ -213,7 +223,8 @@ impl Source {
     /// keeps each until the test ends. A second pool must not do so too, or twenty tests would wait for each other; so this
     /// one takes them from a pool that is there for nothing else.
     fn open(&self, runtime: &Handle) -> Own {
-        let connect = self.sessions();
+        let follows = self.application.connect_options();
+        let connect = self.sessions(&follows);
         let connections = self.settings.connections;
         let all = PgPoolOptions::new().max_connections(connections).idle_timeout(None).max_lifetime(None);
         let pool = self.application.options().clone().__fair(true).parent(all.connect_lazy_with(connect.clone()));
@@ -227,12 +238,12 @@ impl Source {
                 own.close().await;
             }
         }));
-        Own { pool, _alive: alive }
+        Own { pool, follows: Mutex::new(follows), _alive: alive }
     }
 
     /// How its sessions are opened.
-    fn sessions(&self) -> PgConnectOptions {
-        let mut options = (*self.application.connect_options()).clone();
+    fn sessions(&self, application: &PgConnectOptions) -> PgConnectOptions {
+        let mut options = application.clone();
         let name = application_name(options.get_application_name());
         options = options.application_name(&name);
         if self.settings.guarded() {

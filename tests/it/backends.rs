@@ -142,7 +142,7 @@ async fn f93_a_handler_that_waits_for_itself_is_rolled_back_and_told_so() {
         async move {
             effect(&mut tx).await;
             if first {
-                effect(&mut *pool.acquire().await.unwrap()).await;
+                effect(&mut pool.acquire().await.unwrap()).await;
             }
             StatusCode::CREATED
         }
@@ -152,6 +152,37 @@ async fn f93_a_handler_that_waits_for_itself_is_rolled_back_and_told_so() {
     assert!(refused.text().contains("waits for itself"), "{}", refused.text());
     // What the pool's connection wrote is its own business; the request's part is undone, and its key is free.
     assert_eq!(database.rows().await, []);
+}
+
+/// Without a key it would hang as well; one that holds no connection may take its time.
+#[tokio::test]
+async fn f93_without_a_key_a_handler_that_waits_for_itself_is_rolled_back_too() {
+    let database = Database::fresh().await;
+    database.connection().await.execute("create unique index once on effect (note)").await.unwrap();
+    let pool = database.pool().await;
+    let limited = layer(engine(&pool)).optional().time_limit(Duration::from_millis(300));
+    let app = app_with(limited.clone(), move |mut tx: Tx| {
+        let pool = pool.clone();
+        async move {
+            effect(&mut tx).await;
+            effect(&mut pool.acquire().await.unwrap()).await;
+        }
+    });
+    let refused = timeout(PATIENCE, reply(&app, post("/things"))).await.unwrap();
+    refused.assert_refused(RejectionKind::TimeLimit);
+    assert!(refused.text().contains("waits for itself"), "{}", refused.text());
+
+    let gate = Gate::closed();
+    let inside = gate.clone();
+    let slow = app_with(limited, move || async move { inside.pass().await });
+    let slow = tokio::spawn(async move { reply(&slow, post("/things")).await.status });
+    gate.entered().await;
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_millis(600) {
+        database.effects().await;
+    }
+    gate.open();
+    assert_eq!(slow.await.unwrap(), StatusCode::OK);
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use crate::support::{Database, Gate, Reply, Runs, all, app, app_with, create, ef
 /// `POST /things` with a handler that stops at the gate.
 fn gated(pool: &PgPool, concurrency: Concurrency, gate: &Gate) -> Router {
     let inside = gate.clone();
-    app_with(layer(engine(&pool).concurrency(concurrency)), move |mut tx: Tx| async move {
+    app_with(layer(engine(pool).concurrency(concurrency)), move |mut tx: Tx| async move {
         inside.pass().await;
         (StatusCode::CREATED, effect(&mut tx).await.to_string())
     })

@@ -178,10 +178,10 @@ async fn ledger_short_windows_shorten_the_wait_and_keys_may_bear_a_time() {
         "--keys uuid-v7:60 --partitioned",
         "--keys first-sent:60",
     ] {
-        assert!(settings(line).idempotency(database.pool_lazily()).is_ok(), "{line}");
+        assert!(settings(line).idempotency(&database.pool_lazily()).is_ok(), "{line}");
     }
     for line in ["--partitioned", "--keys first-sent:60 --partitioned"] {
-        assert!(settings(line).idempotency(database.pool_lazily()).is_err(), "{line}");
+        assert!(settings(line).idempotency(&database.pool_lazily()).is_err(), "{line}");
     }
 }
 
@@ -190,7 +190,7 @@ async fn quickstart_shows_what_it_says() {
     let database = Database::fresh().await;
     let pool = database.pool().await;
     let account = quickstart::prepare(&pool).await.unwrap();
-    let address = crate::support::serve(quickstart::app(pool.clone())).await;
+    let address = crate::support::serve(quickstart::app(&pool)).await;
     let url = format!("http://{address}/charges");
     quickstart::show(&quickstart::Visitor::new(&url, &account, &pool)).await.unwrap();
 }

@@ -89,7 +89,11 @@ async fn lose(connection: &mut PgConnection, how: &str) {
 /// As by a timeout around it: polled once, so that its SAVEPOINT is sent.
 async fn cut_off(connection: &mut PgConnection) {
     let mut begin = std::pin::pin!(connection.begin());
-    std::future::poll_fn(|cx| std::task::Poll::Ready(drop(begin.as_mut().poll(cx)))).await;
+    std::future::poll_fn(|cx| {
+        drop(begin.as_mut().poll(cx));
+        std::task::Poll::Ready(())
+    })
+    .await;
 }
 
 fn keyed(idempotency: &Idempotency, how: &'static str) -> Router {

@@ -23,7 +23,7 @@ where
     H: axum::handler::Handler<T, ()>,
     T: 'static,
 {
-    app_with(layer(engine(&pool).concurrency(axum_idempotency::Concurrency::Reject)), handler)
+    app_with(layer(engine(pool).concurrency(axum_idempotency::Concurrency::Reject)), handler)
 }
 
 /// Likewise where nothing keeps the handler from committing by itself: on a shared pool, and on an engine that does not know

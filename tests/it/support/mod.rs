@@ -55,7 +55,7 @@ where
     H: axum::handler::Handler<T, ()>,
     T: 'static,
 {
-    app_with(layer(engine(&pool)), handler)
+    app_with(layer(engine(pool)), handler)
 }
 
 pub fn app_with<H, T>(layer: IdempotencyLayer, handler: H) -> Router
