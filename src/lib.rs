@@ -88,7 +88,7 @@ pub use self::{
     response::{Found, StoredResponse, Tombstone, Window},
     retention::{InvalidRetention, Retention},
     scope::Scope,
-    stats::{OperationStats, Pruned, Stats},
+    stats::{Forgotten, OperationStats, Pruned, Stats},
     time_bearing::{TimeBearing, Untimely},
 };
 

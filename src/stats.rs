@@ -49,6 +49,17 @@ pub struct Stats {
     pub index_bytes: u64,
 }
 
+/// What [`forget`](crate::Idempotency::forget) has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Forgotten {
+    /// How many keys were deleted.
+    pub keys: u64,
+    /// How many keys of the owner are there all the same, up to a thousand in each table: they are being used again after they
+    /// had expired, or have been used since.
+    pub remaining: u64,
+}
+
 /// What lies in the tables of one operation.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

@@ -138,7 +138,8 @@ impl TimeBearing {
     }
 
     /// Keeps the keys in the table `idempotency.timed_keys`, which is partitioned by their time: forgetting is dropping
-    /// a partition, without a trace of what was in it. Each covers an eighth of the longest window, a minute at least;
+    /// a partition, without a trace of what was in it. Each covers an eighth of the longest window, or of the largest step into
+    /// the future if that is longer, a minute at least;
     /// [`prune`](crate::Idempotency::prune) makes and drops them, and a claim that finds none for its time makes it.
     ///
     /// The table is made by [`migrate_partitioned`](crate::migrate_partitioned). The roles that prune and claim have to own

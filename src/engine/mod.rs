@@ -39,8 +39,8 @@ pub(crate) use self::{backlog::Backlog, uninterrupted::Uninterrupted};
 #[cfg(feature = "axum")]
 pub(crate) use crate::postgres::transaction::probe;
 use crate::{
-    Error, Fingerprint, Found, IdempotencyKey, IdempotentRequest, Operation, Pruned, Retention, Scope, Stats,
-    StoredResponse, TimeBearing,
+    Error, Fingerprint, Forgotten, Found, IdempotencyKey, IdempotentRequest, Operation, Pruned, Retention, Scope,
+    Stats, StoredResponse, TimeBearing,
     postgres::{self, Connections, Place, begin::Begin, claim::Timing, record::Row, transaction::Transaction},
 };
 
@@ -243,15 +243,18 @@ impl Idempotency {
         postgres::stats::stats(&self.0.connections).await
     }
 
-    /// Deletes all keys of one owner with their answers, in batches of a thousand, and says how many there were: for an
-    /// owner who leaves, or asks for his data to be deleted. Whatever he repeats after that executes as new, except
-    /// under keys that bear a time before the window. A request of his that is being executed meanwhile leaves its key; ask
-    /// again when it has ended. [Answers in memory](Self::answers_in_memory) of other processes go when their age is over.
+    /// Deletes all keys of one owner with their responses, in batches of a thousand, and says how many there were: for an
+    /// owner who leaves, or asks for the deletion of data. Whatever that owner repeats executes as new, except under keys that
+    /// bear a time before the window.
+    ///
+    /// A request that is being executed meanwhile leaves its key. A key that has expired and is just being used again is passed
+    /// over, and counted in [`Forgotten::remaining`]: ask again. [Responses in memory](Self::answers_in_memory) of other
+    /// processes go when their age is over.
     ///
     /// # Errors
     ///
     /// What the database says; some batches may be gone.
-    pub async fn forget(&self, scope: &Scope) -> Result<u64, Error> {
+    pub async fn forget(&self, scope: &Scope) -> Result<Forgotten, Error> {
         const BATCH: u32 = 1_000;
 
         self.0.in_flight.recent().forget(scope);
@@ -262,7 +265,13 @@ impl Idempotency {
             if rows < u64::from(BATCH) {
                 // What was committed meanwhile may have been remembered.
                 self.0.in_flight.recent().forget(scope);
-                return Ok(forgotten);
+                let connections = &self.0.connections;
+                let mut remaining = postgres::prune::remaining(connections, scope, BATCH).await?;
+                if remaining > 0 {
+                    forgotten += postgres::prune::forget_waiting(connections, scope, BATCH).await?;
+                    remaining = postgres::prune::remaining(connections, scope, BATCH).await?;
+                }
+                return Ok(Forgotten { keys: forgotten, remaining });
             }
         }
     }

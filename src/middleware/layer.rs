@@ -53,6 +53,7 @@ pub(super) struct Config {
     pub(super) operation: Option<Operation>,
     pub(super) methods: HashSet<Method>,
     pub(super) required: bool,
+    pub(super) refuse_unhandled_keys: bool,
     pub(super) cancel_on_disconnect: bool,
     pub(super) time_limit: Option<Duration>,
     pub(super) tx_use: TxUse,
@@ -99,6 +100,7 @@ impl IdempotencyLayer {
             operation: None,
             methods: HashSet::from([Method::POST, Method::PATCH]),
             required: true,
+            refuse_unhandled_keys: false,
             cancel_on_disconnect: false,
             time_limit: Some(TIME_LIMIT),
             tx_use: TxUse::Expected,
@@ -197,9 +199,10 @@ impl Config {
 
     pub(super) fn render(&self, rejection: Rejection) -> Response {
         let status = self.statuses.get(&rejection.kind()).copied().unwrap_or_else(|| rejection.status());
+        let rejection = rejection.with_status(status);
         let mut response = match &self.rejection {
             Some(render) => render(&rejection),
-            None => rejection.to_problem(&self.problem_base, status),
+            None => rejection.to_problem(&self.problem_base),
         };
         // A renderer that forgets the status must not turn a refusal into a success.
         if !response.status().is_client_error() && !response.status().is_server_error() {
@@ -221,7 +224,9 @@ impl Config {
         if self.repeatability_result {
             headers.insert(REPEATABILITY_RESULT.clone(), HeaderValue::from_static("rejected"));
         }
-        response.extensions_mut().insert(rejection);
+        // A renderer may have chosen another status.
+        let sent = response.status();
+        response.extensions_mut().insert(rejection.with_status(sent));
         response
     }
 

@@ -1,5 +1,7 @@
 //! What the client is told of an outcome or a failure.
 
+use axum::http::Method;
+
 use super::rejection::{Rejection, RejectionKind};
 use crate::{
     Error, ErrorKind, Tombstone, Untimely,
@@ -124,6 +126,12 @@ fn unavailable(error: &Error) -> &'static str {
 impl Rejection {
     pub(super) fn unscoped() -> Self {
         Self::new(RejectionKind::Unscoped, "an idempotency key belongs to somebody; authenticate first")
+    }
+
+    pub(super) fn key_not_handled(method: &Method) -> Self {
+        let detail =
+            format!("keys are not remembered for {method} here; send the request without one, if that is meant");
+        Self::new(RejectionKind::KeyNotHandled, detail)
     }
 
     pub(super) fn request_too_large(limit: usize) -> Self {

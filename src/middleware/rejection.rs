@@ -14,6 +14,7 @@ use serde_json::json;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
     kind: RejectionKind,
+    status: StatusCode,
     detail: Cow<'static, str>,
     reference: Option<Arc<str>>,
 }
@@ -26,6 +27,9 @@ pub enum RejectionKind {
     MissingKey,
     /// 400 `invalid-key`: the field is there, but is not one valid key.
     InvalidKey,
+    /// 400 `key-not-handled`: the method is not one that the layer handles, and
+    /// [`refuse_unhandled_keys`](crate::IdempotencyLayer::refuse_unhandled_keys) is set.
+    KeyNotHandled,
     /// 412 `key-expired`: the key bears a time before the window, and nothing is known of it. The problem's type tells it
     /// from the 412 of a precondition; [`rejection_status`](crate::IdempotencyLayer::rejection_status) can make it a 410.
     KeyExpired,
@@ -79,6 +83,9 @@ impl RejectionKind {
         match self {
             Self::MissingKey => (StatusCode::BAD_REQUEST, "missing-key", "Idempotency-Key is missing"),
             Self::InvalidKey => (StatusCode::BAD_REQUEST, "invalid-key", "Idempotency-Key is not valid"),
+            Self::KeyNotHandled => {
+                (StatusCode::BAD_REQUEST, "key-not-handled", "Idempotency-Key means nothing to this method")
+            }
             Self::KeyExpired => (StatusCode::PRECONDITION_FAILED, "key-expired", "Idempotency-Key is too old"),
             Self::KeyFromFuture => (StatusCode::BAD_REQUEST, "key-from-future", "Idempotency-Key is from the future"),
             Self::Unscoped => (StatusCode::UNAUTHORIZED, "unscoped", "The request has no owner"),
@@ -177,11 +184,16 @@ impl Rejection {
     const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
     pub(super) fn new(kind: RejectionKind, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, detail: detail.into(), reference: None }
+        Self { kind, status: kind.status(), detail: detail.into(), reference: None }
     }
 
     pub(super) fn with_reference(self, reference: Option<Arc<str>>) -> Self {
         Self { reference, ..self }
+    }
+
+    /// With the status that the layer was told to give it.
+    pub(super) fn with_status(self, status: StatusCode) -> Self {
+        Self { status, ..self }
     }
 
     /// What links this refusal to the first request with its key, if the layer was told to give references and the
@@ -197,10 +209,11 @@ impl Rejection {
         self.kind
     }
 
-    /// The status it is answered with.
+    /// The status of the response: that of its [kind](RejectionKind::status), or what
+    /// [`rejection_status`](crate::IdempotencyLayer::rejection_status) says instead.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        self.kind.status()
+        self.status
     }
 
     /// One sentence for the client's developer: what is wrong and what to do. It holds nothing that is stored, and
@@ -211,7 +224,8 @@ impl Rejection {
     }
 
     /// The problem document (RFC 9457), with types under `base`.
-    pub(super) fn to_problem(&self, base: &str, status: StatusCode) -> Response {
+    pub(super) fn to_problem(&self, base: &str) -> Response {
+        let status = self.status;
         let (_, name, title) = self.kind.table();
         let mut problem = json!({
             "type": format!("{base}{name}"),
@@ -253,7 +267,7 @@ impl std::error::Error for Rejection {}
 
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let mut response = self.to_problem(Self::PROBLEM_BASE, self.status());
+        let mut response = self.to_problem(Self::PROBLEM_BASE);
         self.complete(response.headers_mut());
         response.extensions_mut().insert(self);
         response
@@ -269,7 +283,8 @@ mod tests {
         use RejectionKind as Kind;
         let next = |kind| match kind {
             Kind::MissingKey => Some(Kind::InvalidKey),
-            Kind::InvalidKey => Some(Kind::KeyExpired),
+            Kind::InvalidKey => Some(Kind::KeyNotHandled),
+            Kind::KeyNotHandled => Some(Kind::KeyExpired),
             Kind::KeyExpired => Some(Kind::KeyFromFuture),
             Kind::KeyFromFuture => Some(Kind::Unscoped),
             Kind::Unscoped => Some(Kind::ReplayRefused),

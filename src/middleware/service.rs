@@ -23,6 +23,7 @@ use super::{
     layer::Config,
     operation,
     rejection::{Rejection, RejectionKind},
+    settings::NEVER,
 };
 use crate::{Claim, Error, IdempotentRequest, Operation, engine::Uninterrupted};
 
@@ -60,6 +61,13 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         if !self.config.methods.contains(request.method()) {
+            if self.config.refuse_unhandled_keys
+                && !NEVER.contains(request.method())
+                && request.headers().contains_key(self.config.header())
+            {
+                let refused = self.config.render(Rejection::key_not_handled(request.method()));
+                return ResponseFuture::guarded(std::future::ready(Ok(refused)));
+            }
             return ResponseFuture::through(self.inner.call(request.map(Body::new)));
         }
         // The clone is kept for later; the service that is ready is the one that is called.

@@ -18,6 +18,9 @@ use crate::{
     Concurrency, Fingerprint, IdempotencyKey, LocalSettings, Operation, Retention, StoredResponse, TimeBearing,
 };
 
+/// Methods for which a key means nothing.
+pub(super) const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
+
 /// # What is handled
 impl IdempotencyLayer {
     /// The name of what the route does. Default: the method and the route's template, such as
@@ -44,9 +47,15 @@ impl IdempotencyLayer {
     ///
     /// GET, HEAD, OPTIONS, TRACE and CONNECT pass through even if they are listed.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
-        const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
         let listed = methods.into_iter().filter(|method| !NEVER.contains(method));
         self.with(|config| config.methods = listed.collect())
+    }
+
+    /// A request that changes something (any but GET, HEAD, OPTIONS, TRACE and CONNECT) by a method that is not among
+    /// [`methods`](Self::methods), and has a key, is refused with 400 `key-not-handled`. Default: it passes through like one
+    /// without a key, is executed each time, and its client is not told that the key means nothing.
+    pub fn refuse_unhandled_keys(self) -> Self {
+        self.with(|config| config.refuse_unhandled_keys = true)
     }
 
     /// How long keys are remembered, if not as [`Idempotency::retention`](crate::Idempotency::retention) says. A handler

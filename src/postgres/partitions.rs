@@ -119,7 +119,8 @@ async fn make_missing(connection: &mut PgConnection, sending: Sending) -> Result
 
 /// The ranges to be made, in seconds, given those that there are, in order; now, window and skew in microseconds.
 fn missing(there: &[(i64, i64)], now: i64, window: i64, skew: i64) -> Vec<(i64, i64)> {
-    let width = (window / 8 / SECOND).max(60);
+    // An eighth of whatever is longer, so that there are never many.
+    let width = (window.max(skew) / 8 / SECOND).max(60);
     let oldest = now.saturating_sub(window).div_euclid(SECOND);
     let ahead = now.saturating_add(skew).div_euclid(SECOND).saturating_add(width);
     // Aligned, so that there are round numbers in the names.
@@ -241,6 +242,16 @@ mod tests {
         assert!(made.windows(2).all(|pair| pair[0].1 == pair[1].0), "{made:?}");
         assert!(made.len() <= 11, "{made:?}");
         assert_eq!(missing(&made, now, 8 * HOUR * SECOND, 60 * SECOND), []);
+    }
+
+    #[test]
+    fn f79_however_far_keys_may_lie_in_the_future_there_are_never_many() {
+        let (minutes, month) = (300 * SECOND, 30 * 24 * HOUR * SECOND);
+        for (window, skew) in [(minutes, month), (month, minutes), (60 * SECOND, 100 * 12 * month), (month, month)] {
+            let made = missing(&[], 1_800_000_000 * SECOND, window, skew);
+            assert!(made.len() <= 20, "{} for {window} and {skew}", made.len());
+            assert!(made.last().is_some_and(|(_, upper)| *upper > 1_800_000_000 + skew / SECOND));
+        }
     }
 
     #[test]

@@ -21,7 +21,8 @@ with pruned as (
    where ctid = any (array(
      select ctid
        from idempotency.keys
-      where expires_at <= now() and expires_at >= 'epoch'::timestamptz + $2 * interval '1 microsecond'
+      where expires_at <= now()
+        and expires_at >= case when $2 > 0 then 'epoch'::timestamptz + $2 * interval '1 microsecond' else '-infinity' end
       order by expires_at
       limit $1
         for update skip locked
@@ -59,22 +60,40 @@ const FADE: Statements = [
         and present.born_at = due.born_at",
 ];
 
-/// Waits for those who are at a row, who may give it another place meanwhile: so by keys.
-const FORGET: Statements = [
-    "with due as materialized (
-       select operation, key from idempotency.keys where scope = $2 limit $1 for update
-     )
-     delete from idempotency.keys present
-      using due
-      where present.scope = $2 and present.operation = due.operation and present.key = due.key",
-    "with due as materialized (
-       select operation, key, born_at from idempotency.timed_keys where scope = $2 limit $1 for update
-     )
-     delete from idempotency.timed_keys present
-      using due
-      where present.scope = $2 and present.operation = due.operation and present.key = due.key
-        and present.born_at = due.born_at",
-];
+macro_rules! forget {
+    ($how:literal) => {
+        [
+            concat!(
+                "with due as materialized (
+                   select operation, key from idempotency.keys where scope = $2 limit $1 for update",
+                $how,
+                "
+                 )
+                 delete from idempotency.keys present
+                  using due
+                  where present.scope = $2 and present.operation = due.operation and present.key = due.key"
+            ),
+            concat!(
+                "with due as materialized (
+                   select operation, key, born_at from idempotency.timed_keys where scope = $2 limit $1 for update",
+                $how,
+                "
+                 )
+                 delete from idempotency.timed_keys present
+                  using due
+                  where present.scope = $2 and present.operation = due.operation and present.key = due.key
+                    and present.born_at = due.born_at"
+            ),
+        ]
+    };
+}
+
+/// A row that somebody is at is passed over, so that it holds up no other. Whoever it is may give it another place
+/// meanwhile: so by keys.
+const FORGET: Statements = forget!(" skip locked");
+
+/// Likewise for what was passed over: most of those who are at a row, such as a pruner, are done in a moment.
+const FORGET_WAITING: Statements = forget!("");
 
 /// Deletes so many expired rows at most, and drops so many answers in each table that there is. `from` is where to begin;
 /// afterwards it is where the next batch should.
@@ -99,13 +118,49 @@ async fn delete(connections: &Connections, limit: u32, from: &AtomicI64) -> Resu
     let deleted = u64::try_from(rows).unwrap_or_default();
     // When nothing is left to do, the next round looks from the beginning: somebody may have put rows there.
     let next = if deleted < u64::from(limit) { None } else { micros(&row, "last")? };
-    from.store(next.unwrap_or_default(), Ordering::Relaxed);
+    // Zero is the beginning: an operator may have let rows expire before 1970, or for ever.
+    from.store(next.filter(|micros| *micros > 0).unwrap_or_default(), Ordering::Relaxed);
     Ok(deleted)
+}
+
+/// What is there of an owner's, counted up to a limit.
+const REMAINING: Statements = [
+    "select count(*) as rows from (select from idempotency.keys where scope = $2 limit $1) remaining",
+    "select count(*) as rows from (select from idempotency.timed_keys where scope = $2 limit $1) remaining",
+];
+
+/// How many of an owner's rows are there, up to a limit for each table?
+pub(crate) async fn remaining(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
+    let tables = if partitions::exist(connections).await? { &REMAINING[..] } else { &REMAINING[..1] };
+    let mut remaining = 0;
+    for statement in tables {
+        let counted = connections.look(sqlx::query(*statement).bind(i64::from(limit)).bind(scope.as_stored())).await?;
+        let rows: i64 = counted.map_or(Ok(0), |row| row.try_get("rows")).map_err(before_commit)?;
+        remaining += u64::try_from(rows).unwrap_or_default();
+    }
+    Ok(remaining)
 }
 
 /// Deletes so many of an owner's rows at most, whether they have expired or not.
 pub(crate) async fn forget(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
-    let [keys, timed_keys] = FORGET;
+    forget_by(&FORGET, connections, scope, limit).await
+}
+
+/// Likewise, and waits a moment for those who are at a row.
+pub(crate) async fn forget_waiting(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
+    match forget_by(&FORGET_WAITING, connections, scope, limit).await {
+        Err(error) if error.is_wait() => Ok(0),
+        forgotten => forgotten,
+    }
+}
+
+async fn forget_by(
+    statements: &Statements,
+    connections: &Connections,
+    scope: &Scope,
+    limit: u32,
+) -> Result<u64, Error> {
+    let [keys, timed_keys] = *statements;
     let statement = |text| sqlx::query(text).bind(i64::from(limit)).bind(scope.as_stored());
     let mut forgotten = batch(connections, statement(keys)).await?;
     if forgotten < u64::from(limit) && partitions::exist(connections).await? {

@@ -515,6 +515,22 @@ async fn r29_a_renderer_may_choose_another_status_but_never_a_success_and_loses_
     assert_eq!((away.status.as_u16(), &away.headers["retry-after"]), (503, &HeaderValue::from_static("1")));
 }
 
+/// The setting counts for a renderer that asks the refusal, and what was sent counts for whoever logs it outside.
+#[tokio::test]
+async fn f94_the_status_of_a_refusal_is_the_same_everywhere() {
+    let database = Database::fresh().await;
+    let idempotent = plain(&database).await.rejection_status(RejectionKind::KeyReused, StatusCode::BAD_REQUEST);
+    let asking = idempotent.clone().with_rejection_response(|rejection| rejection.status().into_response());
+    let choosing = idempotent.clone().with_rejection_response(|_| StatusCode::CONFLICT.into_response());
+    for (layer, status) in [(idempotent, 400), (asking, 400), (choosing, 409)] {
+        let app = app_with(layer, create);
+        reply(&app, post("/things").key("k")).await;
+        let reused = reply(&app, post("/things").key("k").body("other")).await;
+        let told = reused.rejection.as_ref().unwrap().status();
+        assert_eq!((reused.status.as_u16(), told.as_u16()), (status, status));
+    }
+}
+
 #[tokio::test]
 async fn r29_the_status_of_a_refusal_is_a_setting_and_stands_in_the_document() {
     let database = Database::fresh().await;

@@ -1,13 +1,18 @@
 //! What has to compile, and how the layer sits among others.
 
-use axum::{Router, body::Body, http::StatusCode, routing::post as route};
+use axum::{
+    Router,
+    body::Body,
+    http::{Method, StatusCode},
+    routing::post as route,
+};
 use axum_idempotency::{
     Attempt, Claim, Error, Idempotency, IdempotencyKey, IdempotencyLayer, IdempotencyService, IdempotentRequest,
     Pruner, Rejection, RejectionKind, ResponseFuture, StoredResponse, Tx,
 };
 use tower::{ServiceBuilder, ServiceExt as _};
 
-use crate::support::{Database, app, create, engine, get, layer, post, reply};
+use crate::support::{Ask, Database, app, create, engine, get, layer, post, reply};
 
 #[test]
 fn the_types_are_as_free_as_they_can_be() {
@@ -174,4 +179,28 @@ async fn f42_over_a_real_server_a_replay_equals_the_first_answer() {
     assert_eq!(second.headers()["idempotent-replayed"], "true");
     assert!(second.headers().contains_key("date"));
     assert_eq!(first.bytes().await.unwrap(), second.bytes().await.unwrap());
+}
+
+/// F100: otherwise a client believes that it is protected.
+#[tokio::test]
+async fn f100_a_key_on_a_method_that_is_not_handled_is_ignored_or_refused() {
+    let database = Database::fresh().await;
+    let ignoring = layer(engine(&database.pool().await));
+    for (layer, refuses) in [(ignoring.clone(), false), (ignoring.refuse_unhandled_keys(), true)] {
+        let runs = crate::support::Runs::default();
+        let counted = runs.clone();
+        let handler = axum::routing::any(async move || {
+            counted.one();
+        });
+        let app = Router::new().route("/things", handler.layer(layer));
+        for method in [Method::PUT, Method::DELETE] {
+            let replied = reply(&app, Ask::new(method, "/things").key("k")).await;
+            assert_eq!(replied.kind(), refuses.then_some(RejectionKind::KeyNotHandled));
+        }
+        assert_eq!(runs.count(), if refuses { 0 } else { 2 });
+        // Without a key, and where a key can mean nothing, all goes on.
+        for ask in [Ask::new(Method::PUT, "/things"), Ask::new(Method::GET, "/things").key("k")] {
+            assert_eq!(reply(&app, ask).await.status, 200);
+        }
+    }
 }

@@ -252,8 +252,9 @@ async fn f98_the_next_duplicate_waits_on_when_the_one_that_waited_for_it_has_lef
     assert_eq!(database.effects().await, 1);
 }
 
-/// Each handler writes one row, and reads none. Without the layer none of them fails.
-#[tokio::test]
+/// Each handler writes one row, and reads none. Without the layer none of them fails; with a layer that reads the index of its
+/// keys to answer, a few in a thousand do.
+#[tokio::test(flavor = "multi_thread")]
 async fn f71_unrelated_keys_do_not_fail_each_other_where_transactions_are_serializable() {
     const DAY: Duration = Duration::from_secs(86_400);
 
@@ -281,17 +282,17 @@ async fn f71_unrelated_keys_do_not_fail_each_other_where_transactions_are_serial
         // The first one notes the operation, and makes partitions.
         assert_eq!(ask(1_000).await.status, StatusCode::CREATED);
         let mut failed = 0;
-        for round in 0..20 {
-            let replies = all((0..10).map(|n| ask(10 * round + n)).collect::<Vec<_>>()).await;
+        for round in 0..100 {
+            let replies = all((0..20).map(|n| ask(10_000 + 20 * round + n)).collect::<Vec<_>>()).await;
             failed += replies.iter().filter(|reply| reply.status != StatusCode::CREATED).count();
         }
-        assert_eq!((failed, database.effects().await), (0, 201), "of 200");
-        assert!(ask(77).await.replayed());
+        assert_eq!((failed, database.effects().await), (0, 2_001), "of 2,000");
+        assert!(ask(10_077).await.replayed());
     }
 }
 
-/// Each leaves the only connection in a state in which it cannot serve. One request after that may fail; the ones that follow
-/// are served, on another connection.
+/// Each leaves the only connection in a state in which it cannot serve. The requests after it are served, on another one: the
+/// claim finds out, before anything is executed.
 #[tokio::test]
 async fn f80_a_connection_that_cannot_serve_is_closed_and_not_lent_again() {
     for (state, leave) in [
@@ -325,7 +326,7 @@ async fn f80_a_connection_that_cannot_serve_is_closed_and_not_lent_again() {
                     failed.push(key);
                 }
             }
-            assert!(failed.is_empty() || failed == ["a"], "{state}: {failed:?} failed");
+            assert!(failed.is_empty(), "{state}: {failed:?} failed");
         }
     }
 }

@@ -335,8 +335,8 @@ async fn an_owners_keys_are_forgotten_in_batches_and_nobody_elses() {
     .execute(&mut database.connection().await)
     .await
     .unwrap();
-    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap(), 2_501);
-    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap(), 0);
+    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap().keys, 2_501);
+    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap().keys, 0);
     assert!(reply(&app, post("/things").key("k").owner("bob")).await.replayed());
     assert!(!reply(&app, post("/things").key("k").owner("alice")).await.replayed());
 }
@@ -356,8 +356,59 @@ async fn an_owners_keys_are_forgotten_also_where_others_are_at_work() {
     let forgetting = tokio::spawn(async move { idempotency.forget(&axum_idempotency::Scope::new("alice")).await });
     database.until_waiting(1).await;
     fading.commit().await.unwrap();
-    assert_eq!(forgetting.await.unwrap().unwrap(), 1);
+    let forgotten = forgetting.await.unwrap().unwrap();
+    assert_eq!((forgotten.keys, forgotten.remaining), (1, 0));
     assert!(database.rows().await.is_empty());
+}
+
+/// A running request is taking over a key that has expired: that one stays, and is reported; the others go.
+#[tokio::test]
+async fn f74_a_key_that_is_being_used_again_holds_up_no_other_and_is_reported() {
+    let database = Database::fresh().await;
+    let idempotency = engine(&database.pool().await);
+    let gate = crate::support::Gate::closed();
+    let inside = gate.clone();
+    let app = app_with(layer(idempotency.clone()), create);
+    for key in ["a", "b", "c", "d", "e"] {
+        reply(&app, post("/things").key(key)).await;
+    }
+    database.expire().await;
+    let slow = app_with(layer(idempotency.clone()), move |mut tx: Tx| async move {
+        effect(&mut tx).await;
+        inside.pass().await;
+    });
+    let again = tokio::spawn(async move { reply(&slow, post("/things").key("c")).await.status });
+    gate.entered().await;
+    let forgotten = idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap();
+    assert_eq!((forgotten.keys, forgotten.remaining), (4, 1));
+    gate.open();
+    assert_eq!(again.await.unwrap(), 200);
+    let forgotten = idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap();
+    assert_eq!((forgotten.keys, forgotten.remaining), (1, 0));
+}
+
+/// Rows that an operator has written by hand.
+#[tokio::test]
+async fn f84_rows_that_expired_before_all_time_are_pruned_like_others() {
+    let database = Database::fresh().await;
+    let idempotency = engine(&database.pool().await);
+    let app = app_with(layer(idempotency.clone()), create);
+    for expired in ["-infinity", "-infinity", "1900-01-01", "4713-01-01 bc", "1970-01-01"] {
+        let key = format!("{expired}-{}", database.rows().await.len()).replace(' ', "-");
+        reply(&app, post("/things").key(&key)).await;
+        sqlx::query("update idempotency.keys set expires_at = $1::text::timestamptz where key = $2")
+            .bind(expired)
+            .bind(&key)
+            .execute(&mut database.connection().await)
+            .await
+            .unwrap();
+    }
+    for _ in 0..3 {
+        assert_eq!(idempotency.prune(1).await.unwrap().deleted, 1);
+    }
+    assert_eq!(idempotency.stats().await.unwrap().overdue, 2);
+    assert_eq!(idempotency.prune(10).await.unwrap().deleted, 2);
+    assert_eq!(database.rows().await, []);
 }
 
 /// The handler returns its retention as a part of the response.

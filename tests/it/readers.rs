@@ -96,3 +96,18 @@ async fn f70_a_reader_of_any_length_stops_no_claim_and_the_partition_goes_when_t
         claim(now, 300).await;
     }
 }
+
+/// It asked for 43,200 partitions, which no claim has the time to make.
+#[tokio::test]
+async fn f79_a_short_window_and_a_long_step_into_the_future_can_be_claimed_under() {
+    let database = Database::fresh().await;
+    migrate_partitioned(&database.pool().await).await.unwrap();
+    let month = Duration::from_secs(30 * 86_400);
+    let keys = TimeBearing::ulid(Duration::from_secs(300)).unwrap().partitioned().unwrap().future_skew(month);
+    let process = engine(&database.pool().await).time_bearing(keys);
+    let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
+    for born in [now, now + 29 * 24 * HOUR] {
+        let claimed = timeout(Duration::from_secs(8), process.claim(request(born, 1))).await.expect("in time");
+        assert!(matches!(claimed, Ok(Claim::Fresh(_))), "{claimed:?}");
+    }
+}
