@@ -143,6 +143,7 @@ select claim.created_at is not null as ours, claim.place, ",
     select *
       from idempotency.keys
      where scope = $1 and operation = $2 and key = $3 and not exists (select from claim)
+    offset 0
   ) present on true"
         )
     };
@@ -156,7 +157,7 @@ select claim.created_at is not null as ours, claim.place, ",
 /// The insert alone decides who executes. If there is a row, it does nothing, so a replay costs no transaction id; if the
 /// row has expired, it is to be taken over by the next statement, provided that its lock is `free`.
 ///
-/// The row is looked for only if the insert did nothing.
+/// The row is looked for only if the insert did nothing: `offset 0` keeps PostgreSQL (16 and later) from asking that last.
 const CLAIM_AT_ONCE: &str = claim_at_once!("", " where pg_try_advisory_xact_lock($11)", "", "", "null::text");
 
 /// Likewise where transactions are serializable, with the place of the new row. PostgreSQL takes note there of every page
