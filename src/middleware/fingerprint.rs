@@ -7,10 +7,12 @@ use axum::{
     http::{HeaderName, Uri, header, request::Parts},
 };
 use hmac::{Hmac, KeyInit as _, Mac as _};
-use serde_json::Value;
 use sha2::Sha256;
 
-use super::rejection::{Rejection, RejectionKind};
+use super::{
+    canonical_json::canonical,
+    rejection::{Rejection, RejectionKind},
+};
 use crate::Fingerprint;
 
 pub(super) type FingerprintFn = Arc<dyn Fn(&Parts, &[u8]) -> Fingerprint + Send + Sync>;
@@ -81,6 +83,7 @@ impl FingerprintRules {
     fn usual(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
         let uri = original_uri(parts);
         let essence = essence(parts);
+        let encoding = joined(parts, &header::CONTENT_ENCODING, |value| value);
         let is_json = essence == b"application/json" || essence.ends_with(b"+json");
         let canonical = if self.canonical_json && is_json { canonical(body) } else { None };
         let body = canonical.map_or(Cow::Borrowed(body), Cow::Owned);
@@ -89,7 +92,7 @@ impl FingerprintRules {
             uri.path().as_bytes(),
             uri.query().unwrap_or_default().as_bytes(),
             &essence,
-            parts.headers.get(header::CONTENT_ENCODING).map_or(&[], |value| value.as_bytes()),
+            &encoding,
             &body,
         ];
         for name in &self.headers {
@@ -120,33 +123,6 @@ fn keyed(fingerprint: Fingerprint, secret: &[u8]) -> Fingerprint {
     }
 }
 
-/// The JCS form (RFC 8785) of a JSON text, in which the order of members, white space, and `1.0` for `1` make no
-/// difference. `None` if it is not JSON, or holds an integer that the form's numbers, IEEE doubles, cannot tell from
-/// its neighbours: then its bytes count.
-fn canonical(body: &[u8]) -> Option<Vec<u8>> {
-    let value: Value = serde_json::from_slice(body).ok()?;
-    if !is_exact(&value) {
-        return None;
-    }
-    serde_json_canonicalizer::to_vec(&value).ok()
-}
-
-fn is_exact(value: &Value) -> bool {
-    const LIMIT: u64 = 1 << 53;
-
-    match value {
-        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
-            (Some(number), _) => number <= LIMIT,
-            (None, Some(number)) => number.unsigned_abs() <= LIMIT,
-            // Written with a point or an exponent, or beyond 64 bits. Beyond 2^53 doubles skip integers.
-            (None, None) => number.as_f64().is_some_and(|number| number.abs() <= 9_007_199_254_740_992.0),
-        },
-        Value::Array(values) => values.iter().all(is_exact),
-        Value::Object(members) => members.values().all(is_exact),
-        Value::Null | Value::Bool(_) | Value::String(_) => true,
-    }
-}
-
 /// As the client sent it: a router that nests another strips the prefix that it matched.
 pub(super) fn original_uri(parts: &Parts) -> &Uri {
     parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0)
@@ -154,8 +130,17 @@ pub(super) fn original_uri(parts: &Parts) -> &Uri {
 
 /// The media type without parameters, in lower case.
 fn essence(parts: &Parts) -> Vec<u8> {
-    let value = parts.headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
-    value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii().to_ascii_lowercase()
+    fn of(value: &[u8]) -> &[u8] {
+        value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii()
+    }
+
+    joined(parts, &header::CONTENT_TYPE, of).to_ascii_lowercase()
+}
+
+/// All lines of a field, as they would stand in one (RFC 9110 section 5.3).
+fn joined(parts: &Parts, name: &HeaderName, part: impl Fn(&[u8]) -> &[u8]) -> Vec<u8> {
+    let lines: Vec<_> = parts.headers.get_all(name).iter().map(|value| part(value.as_bytes())).collect();
+    lines.join(&b", "[..])
 }
 
 #[cfg(test)]
@@ -223,5 +208,30 @@ mod tests {
                 assert_ne!(of(&rules, one), of(&rules, other), "{one:?} {other:?}");
             }
         }
+    }
+
+    #[test]
+    fn f90_each_line_of_a_field_counts() {
+        let of = |name: &str, lines: &[&str]| {
+            let mut request = Request::post("/a");
+            for line in lines {
+                request = request.header(name, *line);
+            }
+            FingerprintRules::default().of(&request.body(()).expect("a request").into_parts().0, b"body")
+        };
+        for (name, one, other) in [("content-encoding", "gzip", "br"), ("content-type", "text/plain", "text/html")] {
+            let all: [&[&str]; 5] = [&[], &[one], &[other], &[one, other], &[other, one]];
+            for (n, first) in all.iter().enumerate() {
+                for second in &all[n + 1..] {
+                    assert_ne!(of(name, first), of(name, second), "{name}: {first:?} {second:?}");
+                }
+            }
+        }
+        assert_eq!(
+            of("content-encoding", &["gzip", "br"]),
+            of("content-encoding", &["gzip, br"]),
+            "a proxy may join them"
+        );
+        assert_eq!(of("content-type", &["Text/Plain; charset=utf-8"]), of("content-type", &["text/plain"]));
     }
 }

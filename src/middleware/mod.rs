@@ -86,6 +86,7 @@
 //!   or the database's default applies. The answer is written by the role that the handler leaves behind.
 
 mod body;
+mod canonical_json;
 mod capture;
 mod codec;
 mod disposition;

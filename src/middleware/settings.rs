@@ -196,9 +196,9 @@ impl IdempotencyLayer {
     /// JSON bodies are compared by what they say and not by their bytes, in their canonical form (RFC 8785): order of
     /// members, white space and `1.0` for `1` make no difference. Default: the bytes.
     ///
-    /// Numbers are compared as IEEE doubles. A body with an integer beyond 2^53, which those cannot tell from its
-    /// neighbours, is compared by its bytes, and so is one that is not JSON. Of members with the same name the last one
-    /// counts.
+    /// A body counts by its bytes where that form would not say all that it says: if it holds a number that is not what its
+    /// IEEE double prints, such as an integer beyond 2^53 or `1234567890123456.71`, if an object names a member twice, and if
+    /// it is not JSON.
     pub fn canonical_json(self) -> Self {
         self.with(|config| config.fingerprint.canonical_json = true)
     }

@@ -250,8 +250,9 @@ impl Source {
             options = options.options([("default_transaction_read_only", "on")]);
         }
         if let (Some(interval), false) = (self.settings.client_check, self.settings.pooler) {
-            options =
-                options.options([("client_connection_check_interval", format!("{}ms", interval.as_millis().max(1)))]);
+            // What an integer of the server's holds, and more than nothing, which would switch it off.
+            let millis = interval.as_millis().clamp(1, i32::MAX as u128);
+            options = options.options([("client_connection_check_interval", format!("{millis}ms"))]);
         }
         options
     }

@@ -498,3 +498,43 @@ async fn a_batch_reads_no_more_than_its_rows_however_large_the_table() {
     let after: i64 = sqlx::query_scalar(seq_scans).fetch_one(&mut database.connection().await).await.unwrap();
     assert_eq!(after, before);
 }
+
+/// Every duration that can be set, at its longest and its shortest.
+#[tokio::test]
+async fn f82_no_duration_is_too_long_or_too_short_for_a_setting() {
+    use axum_idempotency::{Concurrency, TimeBearing};
+
+    let database = Database::fresh().await;
+    for extreme in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::ZERO, Duration::from_nanos(1)] {
+        let pool = database.pool_of(2).await;
+        let base = engine(&pool)
+            .concurrency(Concurrency::Wait { timeout: extreme })
+            .retention(Retention::forever())
+            .answers_in_memory(1_000_000, extreme)
+            .client_check(extreme);
+        let base = if extreme > Duration::from_secs(1) { base.statement_limit(extreme) } else { base };
+        let (lasting, brief) = (Retention::forever(), Retention::new(Duration::from_millis(1)).unwrap());
+        let timed = TimeBearing::ulid(Duration::from_secs(60)).unwrap().future_skew(extreme).margin(extreme);
+        let limit = if extreme > Duration::from_secs(1) { extreme } else { Duration::from_secs(20) };
+        for (n, (idempotency, own)) in [
+            (base.clone(), lasting),
+            (base.clone(), brief),
+            (base.clone().retention(brief), brief),
+            (base.clone().time_bearing(timed), brief),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let layer = layer(idempotency.clone()).time_limit(limit).operation(format!("{extreme:?} {n}"));
+            let app = app_with(layer, keeping(own));
+            let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis().try_into().unwrap();
+            let key = ulid::Ulid::from_parts(now, n as u128).to_string();
+            let first = reply(&app, post("/things").key(&key)).await;
+            assert_eq!(first.status, 200, "{extreme:?} {n}: {first:?}");
+            assert!(reply(&app, post("/things").key(&key)).await.replayed(), "{extreme:?} {n}");
+            assert_eq!(idempotency.drain(extreme.min(Duration::from_secs(9))).await, 0);
+        }
+        let pruner = Pruner::new(base).interval(extreme);
+        assert_eq!(pruner.run_until(std::future::ready(())).await, Pruned::default());
+    }
+}
