@@ -166,9 +166,10 @@ where
             } else {
                 exchange.encode(config.stored_headers.capture(&parts, whole.bytes.clone()))?
             };
-            if capture::has_no_content(parts.status) {
-                // What the handler's body had.
-                parts.headers.remove(header::CONTENT_LENGTH);
+            // What frames the message is made anew, as for a replay: a middleware inside may have changed the body since.
+            parts.headers.remove(header::TRANSFER_ENCODING);
+            if parts.headers.remove(header::CONTENT_LENGTH).is_some() && !capture::has_no_content(parts.status) {
+                parts.headers.insert(header::CONTENT_LENGTH, whole.bytes.len().into());
             }
             let body = for_status(parts.status, whole.bytes);
             Ok(Captured { parts, body, stored })

@@ -117,3 +117,33 @@ async fn the_body_reaches_the_handler_unchanged() {
     assert_eq!(echoed.body, sent);
     assert_eq!(reply(&app, post("/things").key("k").body(sent.clone())).await.body, sent);
 }
+
+/// A middleware inside has changed the body, and left its length as it was. On the wire, over one connection.
+#[tokio::test]
+async fn f87_a_length_that_is_wrong_is_made_right_on_the_first_response_as_on_its_replay() {
+    use axum::{body::Body, http::header, response::Response};
+
+    let database = Database::fresh().await;
+    let handler: axum::routing::MethodRouter =
+        axum::routing::post(async || "short").layer(axum::middleware::map_response(async |response: Response| {
+            let (mut parts, _) = response.into_parts();
+            parts.headers.insert(header::CONTENT_LENGTH, 5.into());
+            parts.headers.insert("x-own", "1".parse().unwrap());
+            Response::from_parts(parts, Body::from("fourteen bytes"))
+        }));
+    let layer = crate::support::layer(crate::support::engine(&database.pool().await)).without_tx();
+    let app = axum::Router::new().route("/things", handler.layer(layer));
+    let address = crate::support::serve(app).await;
+    let client = reqwest::Client::builder().pool_max_idle_per_host(1).build().unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let request =
+            client.post(format!("http://{address}/things")).header("x-owner", "a").header("idempotency-key", "k");
+        let response = request.send().await.unwrap();
+        let length = response.headers()["content-length"].to_str().unwrap().to_owned();
+        let own = response.headers()["x-own"].to_str().unwrap().to_owned();
+        seen.push((response.status(), length, own, response.text().await.unwrap()));
+    }
+    assert_eq!(seen[0], (reqwest::StatusCode::OK, "14".to_owned(), "1".to_owned(), "fourteen bytes".to_owned()));
+    assert!(seen.iter().all(|response| *response == seen[0]), "{seen:?}");
+}
