@@ -117,6 +117,9 @@ pub mod _docs {
     #[doc = include_str!("docs/connections.md")]
     pub mod connections {}
 
+    #[doc = include_str!("docs/fields.md")]
+    pub mod fields {}
+
     #[doc = include_str!("docs/performance.md")]
     #[doc = include_str!("../benches/results/throughput.svg")]
     pub mod performance {}

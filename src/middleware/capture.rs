@@ -7,59 +7,8 @@ use axum::{
     http::{HeaderMap, HeaderName, StatusCode, header, response::Parts},
 };
 
+use super::fields::{Belongs, belongs};
 use crate::StoredResponse;
-
-/// What describes the hop, the attempt or the caller's credentials, and not the answer.
-const NEVER: &[&str] = &[
-    // The hop (RFC 9110 section 7.6.1); lengths are made anew from the stored bytes.
-    "connection",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "content-length",
-    // The moment (RFC 9110 section 6.6.1, RFC 9111 section 5.1).
-    "age",
-    "date",
-    // The server.
-    "alt-svc",
-    "nel",
-    "report-to",
-    "reporting-endpoints",
-    "server",
-    "server-timing",
-    "strict-transport-security",
-    "via",
-    // The attempt.
-    "ratelimit",
-    "ratelimit-policy",
-    "ratelimit-limit",
-    "ratelimit-remaining",
-    "ratelimit-reset",
-    "signature",
-    "signature-input",
-    "traceparent",
-    "tracestate",
-    "x-request-id",
-    // Credentials, which would lie in the database and start a new life on every replay.
-    "authentication-info",
-    "clear-site-data",
-    "proxy-authenticate",
-    "proxy-authentication-info",
-    "set-cookie",
-    "www-authenticate",
-    // A replay is never cached, whatever the first answer said.
-    "cache-control",
-    "expires",
-    "pragma",
-];
-
-const NEVER_PREFIX: &str = "x-ratelimit-";
-
-/// Of the hop, the length and the moment: no setting keeps these.
-const MADE_ANEW: usize = 10;
 
 /// Which header fields of an answer are kept.
 #[derive(Clone, Debug, Default)]
@@ -74,15 +23,15 @@ pub(super) struct HeaderRules {
 
 impl HeaderRules {
     fn keeps(&self, name: &HeaderName) -> bool {
-        let text = name.as_str();
-        if NEVER[..MADE_ANEW].contains(&text) || self.never.contains(name) {
+        let belongs = belongs(name.as_str());
+        if belongs == Belongs::Message || self.never.contains(name) {
+            // What frames a message is made anew, and no setting keeps it.
             return false;
         }
         if self.always.contains(name) {
             return true;
         }
-        let usual = !NEVER.contains(&text) && !text.starts_with(NEVER_PREFIX);
-        usual && self.only.as_ref().is_none_or(|only| only.contains(name))
+        belongs == Belongs::Response && self.only.as_ref().is_none_or(|only| only.contains(name))
     }
 
     /// The answer as it will be kept.

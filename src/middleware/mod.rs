@@ -93,6 +93,7 @@ mod disposition;
 mod exchange;
 mod execute;
 mod extract;
+mod fields;
 mod fingerprint;
 mod future;
 mod header;

@@ -254,14 +254,13 @@ impl IdempotencyLayer {
         self.with(|config| config.sensitive = true)
     }
 
-    /// Header fields that are not kept, besides those that never are: hop-by-hop ones, `Date`, credentials,
-    /// `Set-Cookie`, tracing, rate limits, `Cache-Control`.
+    /// Header fields that are not kept, besides those that [are not as a rule](crate::_docs::fields).
     pub fn never_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|config| config.stored_headers.never.extend(names))
     }
 
-    /// Header fields that are kept although they are not as a rule, such as `Set-Cookie` or `Cache-Control`. Those of
-    /// the connection and the message's length cannot be.
+    /// Header fields that are kept although they are not [as a rule](crate::_docs::fields), such as `Set-Cookie` or
+    /// `Cache-Control`. Those that frame a message cannot be.
     pub fn always_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|config| config.stored_headers.always.extend(names))
     }

@@ -725,3 +725,39 @@ async fn r36_a_derived_key_is_the_same_on_every_retry_and_another_for_another_ow
     assert_eq!(first.body, retry.body);
     assert_ne!(reply(&app, post("/things").key("k").owner("bob")).await.body, first.body);
 }
+
+#[tokio::test]
+async fn f86_f88_credentials_and_what_is_of_the_first_exchange_are_neither_stored_nor_replayed() {
+    const GONE: [&str; 10] = [
+        "authorization",
+        "proxy-authorization",
+        "set-cookie2",
+        "x-auth-token",
+        "x-csrf-token",
+        "dpop-nonce",
+        "x-correlation-id",
+        "b3",
+        "x-ms-request-id",
+        "surrogate-control",
+    ];
+    let database = Database::fresh().await;
+    let app = app_with(plain(&database).await, async |mut tx: Tx| {
+        effect(&mut tx).await;
+        let mut response = "done".into_response();
+        for name in GONE.into_iter().chain(["x-order-id", "location"]) {
+            response.headers_mut().insert(name, HeaderValue::from_static("value"));
+        }
+        response
+    });
+    let first = reply(&app, post("/things").key("k")).await;
+    let replay = reply(&app, post("/things").key("k")).await;
+    assert!(replay.replayed());
+    for name in GONE {
+        assert!(first.headers.contains_key(name) && !replay.headers.contains_key(name), "{name}");
+    }
+    let stored: Vec<String> = sqlx::query_scalar("select unnest(header_names) from idempotency.keys order by 1")
+        .fetch_all(&mut database.connection().await)
+        .await
+        .unwrap();
+    assert_eq!(stored, ["content-type", "location", "x-order-id"]);
+}
