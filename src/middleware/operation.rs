@@ -5,8 +5,16 @@ use axum::{extract::MatchedPath, http::request::Parts};
 use super::{fingerprint::original_uri, layer::Config};
 use crate::Operation;
 
-/// What the request does: what the route's layer says, or its method and template.
+/// What the request does: what the route's layer says, or its method and template; in the application's namespace.
 pub(super) fn of(config: &Config, parts: &Parts) -> Operation {
+    let operation = within_application(config, parts);
+    match &config.namespace {
+        Some(namespace) => Operation::new(format!("{namespace}/{}", operation.as_str())),
+        None => operation,
+    }
+}
+
+fn within_application(config: &Config, parts: &Parts) -> Operation {
     if let Some(operation) = &config.operation {
         return operation.clone();
     }

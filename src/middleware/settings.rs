@@ -32,6 +32,13 @@ impl IdempotencyLayer {
         self.with(|config| config.operation = Some(name.into()))
     }
 
+    /// The application's name, for one that shares a database with others: their keys of the same owner, operation and key
+    /// are then different ones. It stands before the operation, with a slash after it. Default: none, and two applications
+    /// on one database with the same route answer each other.
+    pub fn namespace(self, name: &str) -> Self {
+        self.with(|config| config.namespace = Some(name.into()))
+    }
+
     /// A request without a key is refused with 400. This is the default.
     pub fn required(self) -> Self {
         self.with(|config| config.required = true)

@@ -3,7 +3,9 @@
 use axum::http::StatusCode;
 use axum_idempotency::{IdempotencyLayer, RejectionKind, Scope};
 
-use crate::support::{Database, Runs, app, app_with, create, engine, post, reply};
+use sqlx::Executor as _;
+
+use crate::support::{Database, Runs, app, app_with, create, engine, layer, post, reply};
 
 #[tokio::test]
 async fn f32_the_same_key_of_another_owner_is_another_intent() {
@@ -52,4 +54,24 @@ async fn an_owner_of_any_length_fits() {
     let long = "x".repeat(5_000);
     assert_eq!(reply(&app, post("/things").key(&"k".repeat(255)).owner(&long)).await.status, StatusCode::CREATED);
     assert!(reply(&app, post("/things").key(&"k".repeat(255)).owner(&long)).await.replayed());
+}
+
+/// Two applications on one database, with the same route: without namespaces one gives the other's response.
+#[tokio::test]
+async fn f97_applications_that_share_a_database_are_kept_apart_by_a_namespace() {
+    let database = Database::fresh().await;
+    for (spaces, replayed) in [([None, None], true), ([Some("shop"), Some("bank")], false), ([Some("a"), None], false)]
+    {
+        let mut replies = Vec::new();
+        for space in spaces {
+            let layer = layer(engine(&database.pool_of(2).await));
+            let layer = match space {
+                Some(space) => layer.namespace(space),
+                None => layer,
+            };
+            replies.push(reply(&app_with(layer, create), post("/things").key("k")).await.replayed());
+        }
+        assert_eq!(replies[1], replayed, "{spaces:?}");
+        database.connection().await.execute("truncate idempotency.keys").await.unwrap();
+    }
 }
