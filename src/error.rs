@@ -89,7 +89,7 @@ pub(crate) enum Ended {
     #[error("it ran ROLLBACK: what it wrote after that is durable")]
     RolledBack,
     #[cfg(feature = "axum")]
-    #[error("it ended its transaction: what it wrote after that is durable")]
+    #[error("it ended its transaction, or closed all cursors: what it committed itself is durable")]
     Either,
     #[error("it left a savepoint open: everything was rolled back")]
     Savepoint,
@@ -123,6 +123,12 @@ pub(crate) enum Unavailable {
          client_connection_check_interval, switch it off"
     )]
     Parameters(#[source] Cause),
+    #[error(
+        "a connection can be opened, but the engine's own pool lends none: a callback of the application's pool \
+         (after_connect, before_acquire) may fail on it; its sessions only read outside transactions, so a callback that \
+         writes has to begin one by BEGIN READ WRITE"
+    )]
+    Callback,
     #[error("the application has closed its pool")]
     Closed,
     #[error("a statement waited too long, for a lock that is not another execution of this request")]

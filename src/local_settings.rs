@@ -16,7 +16,9 @@ use std::fmt;
 /// A name that is not one (letters, digits, `_` and `$`, in parts separated by dots, at most 63 bytes a part) and a value
 /// with a NUL character are refused when the transaction would begin, with
 /// [`ErrorKind::InvalidSetting`](crate::ErrorKind::InvalidSetting); so are a name or a value that PostgreSQL does not
-/// accept. Nothing is executed then.
+/// accept. Nothing is executed then. So are `transaction_isolation`, `transaction_read_only` and `transaction_deferrable`,
+/// which are chosen before a transaction's first statement, by the role's or the database's `default_transaction_isolation`
+/// and so on; and the crate's own names, which begin with `idempotency.`.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct LocalSettings(Vec<(String, String)>);
 
@@ -42,8 +44,16 @@ impl LocalSettings {
 
     /// Names and values in the order in which they were added; `None` if one of them cannot be sent.
     pub(crate) fn pairs(&self) -> Option<&[(String, String)]> {
-        self.0.iter().all(|(name, value)| is_name(name) && !value.contains('\0')).then_some(&self.0)
+        let is_taken = |(name, value): &(String, String)| is_name(name) && !is_ours(name) && !value.contains('\0');
+        self.0.iter().all(is_taken).then_some(&self.0)
     }
+}
+
+/// What the engine sets itself, or what only BEGIN can set.
+fn is_ours(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.starts_with("idempotency.")
+        || matches!(name.as_str(), "transaction_isolation" | "transaction_read_only" | "transaction_deferrable")
 }
 
 fn is_name(name: &str) -> bool {
@@ -71,7 +81,22 @@ mod tests {
             assert!(LocalSettings::new().set(name, "v").pairs().is_some(), "{name}");
         }
         let long = "x".repeat(64);
-        for name in ["", ".", "app.", ".app", "1a", "a b", "a'b", "a;b", "ä", "a-b", "app.\0", &long] {
+        for name in [
+            "transaction_read_only",
+            "Idempotency.transaction",
+            "",
+            ".",
+            "app.",
+            ".app",
+            "1a",
+            "a b",
+            "a'b",
+            "a;b",
+            "ä",
+            "a-b",
+            "app.\0",
+            &long,
+        ] {
             assert!(LocalSettings::new().set(name, "v").pairs().is_none(), "{name}");
         }
         assert!(LocalSettings::new().set("a", "b\0c").pairs().is_none());

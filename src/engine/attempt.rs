@@ -249,6 +249,8 @@ pub(crate) enum Slow {
     HoldsOthersUp,
     /// A statement of it is still running.
     Busy,
+    /// A task of it still holds the connection.
+    Held,
 }
 
 #[cfg(feature = "axum")]

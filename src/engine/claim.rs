@@ -135,13 +135,17 @@ async fn look_first(idempotency: &Idempotency, timing: Option<Timing>, owner: &O
         return Ok(None);
     }
     let mut lent = connections.lend().await?;
+    lent.keep_back();
     match claim::look(&mut lent, owner.request(), Timing::place(timing), sending).await {
         Err(error) if error.connection() != Connection::Fit => {
             // The claim takes another one.
             lent.discard(error.connection());
             Ok(None)
         }
-        looked => looked,
+        looked => {
+            lent.give_back();
+            looked
+        }
     }
 }
 

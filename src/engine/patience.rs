@@ -38,8 +38,8 @@ impl Patience {
             Concurrency::Reject => (false, A_MOMENT),
         };
         let now = Instant::now();
-        // A wait so long that no clock can hold its end is cut to a year.
-        let end = now.checked_add(time).unwrap_or(now + Duration::from_secs(365 * 24 * 60 * 60));
+        // A wait so long that a clock may not hold its end is cut to a year.
+        let end = now + time.min(Duration::from_secs(365 * 24 * 60 * 60));
         Self { waits, end }
     }
 

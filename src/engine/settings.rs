@@ -52,7 +52,7 @@ impl Idempotency {
 
     /// As [`new`](Self::new), on `pool` itself: for a tight budget of connections. At most half of them, one at least, are
     /// used for keys at a time ([`max_connections`](Self::max_connections)), so that handlers which query `pool` besides
-    /// their `Tx` make progress.
+    /// their `Tx` make progress; with a pool of one they cannot.
     ///
     /// What is given up:
     ///
@@ -116,7 +116,8 @@ impl Idempotency {
 
     /// After what time the server looks whether a client is still there while it executes a statement, on sessions of the
     /// engine's own pool (`client_connection_check_interval`, PostgreSQL 14 and later). Default: one second. `None` leaves
-    /// it to the server, for platforms that do not have it, such as Windows.
+    /// it to the server, for platforms that do not have it, such as Windows. A connection that is closed while the server may be
+    /// busy on it counts for twice as long.
     #[must_use]
     pub fn client_check(self, interval: impl Into<Option<Duration>>) -> Self {
         let interval = interval.into();

@@ -49,7 +49,7 @@ impl Unkeyed {
     }
 
     async fn check_and_commit(mut self) -> Result<(), Error> {
-        match unkeyed::check(&mut self.transaction, self.idempotency.0.connections.are_guarded()).await {
+        match unkeyed::check(&mut self.transaction).await {
             Ok(()) => self.transaction.commit().await,
             Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
@@ -75,7 +75,7 @@ impl Unkeyed {
             self.transaction.close();
             return Ok(());
         }
-        match unkeyed::check(&mut self.transaction, self.idempotency.0.connections.are_guarded()).await {
+        match unkeyed::check(&mut self.transaction).await {
             Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
                 Err(error)

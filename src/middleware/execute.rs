@@ -202,6 +202,10 @@ pub(super) fn out_of_time(operation: &Operation, why: Option<Slow>) -> Rejection
             "the operation took too long and was rolled back, with a statement still running in the database, or waiting \
              there for a lock; repeat the request with the same key"
         }
+        Some(Slow::Held) => {
+            "the operation took too long; it is rolled back when a task that still holds its connection lets go of it, and \
+             until then its key is taken"
+        }
         None => "the operation took too long and was rolled back; repeat the request with the same key",
     };
     let rejection = Rejection::new(RejectionKind::TimeLimit, detail);

@@ -45,15 +45,17 @@ where
     let mut answering = Box::pin(call(inner, parts, Body::new(body), &slot));
     let answered = match config.time_limit {
         None => answering.await,
-        Some(limit) => match timeout(limit, &mut answering).await {
-            Ok(answered) => answered,
-            // One that holds no connection of ours may take as long as it likes.
-            Err(_) if !slot.is_begun() => answering.await,
-            Err(_) => {
-                drop(answering);
-                let rejection = out_of_time(operation, slot.why_so_slow().await);
-                slot.release().await?;
-                return Err(rejection.into());
+        Some(limit) => loop {
+            match timeout(limit, &mut answering).await {
+                Ok(answered) => break answered,
+                // One that holds no connection of ours may take as long as it likes, and is asked again.
+                Err(_) if !slot.is_begun() => {}
+                Err(_) => {
+                    drop(answering);
+                    let rejection = out_of_time(operation, slot.why_so_slow().await);
+                    slot.release().await?;
+                    return Err(rejection.into());
+                }
             }
         },
     };

@@ -48,7 +48,8 @@ impl From<Error> for Rejection {
                         "the handler left a savepoint open on its connection; nothing was kept, the key is free"
                     }
                     Some(Ended::Either) | None => {
-                        "the handler ended its transaction itself; what it wrote after that is durable"
+                        "the handler ended its transaction itself, or closed all cursors in it; what it committed itself is \
+                         durable, and nothing else"
                     }
                 },
             ),
@@ -86,7 +87,9 @@ impl From<Error> for Rejection {
                 (RejectionKind::Internal, "nothing of the request was kept")
             }
         };
-        Self::new(kind, detail)
+        let refused = Self::new(kind, detail);
+        let nothing_was_kept = matches!(error.how_ended(), Some(Ended::Refused | Ended::ReadOnly | Ended::Savepoint));
+        if nothing_was_kept { refused.with_key_reusable(true) } else { refused }
     }
 }
 
@@ -108,7 +111,7 @@ fn unavailable(error: &Error) -> &'static str {
         Some(Unavailable::ReadOnly(_)) => {
             "the database takes no writes at the moment; nothing was kept; repeat the request with the same key"
         }
-        Some(Unavailable::Parameters(_)) => {
+        Some(Unavailable::Parameters(_) | Unavailable::Callback) => {
             "the database refuses the service's connections; nothing was executed; its operator has to change a setting"
         }
         Some(Unavailable::Closed) => {

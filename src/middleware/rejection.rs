@@ -16,6 +16,7 @@ pub struct Rejection {
     kind: RejectionKind,
     status: StatusCode,
     detail: Cow<'static, str>,
+    key_reusable: bool,
     reference: Option<Arc<str>>,
 }
 
@@ -184,11 +185,29 @@ impl Rejection {
     const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
     pub(super) fn new(kind: RejectionKind, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, status: kind.status(), detail: detail.into(), reference: None }
+        Self {
+            kind,
+            status: kind.status(),
+            detail: detail.into(),
+            key_reusable: kind.is_key_reusable(),
+            reference: None,
+        }
     }
 
     pub(super) fn with_reference(self, reference: Option<Arc<str>>) -> Self {
         Self { reference, ..self }
+    }
+
+    /// Where the kind alone does not say it.
+    pub(super) fn with_key_reusable(self, key_reusable: bool) -> Self {
+        Self { key_reusable, ..self }
+    }
+
+    /// May the same key be used for the request that the client should make next, be it repeated or corrected? That of its
+    /// [kind](RejectionKind::is_key_reusable), unless the refusal knows better.
+    #[must_use]
+    pub fn is_key_reusable(&self) -> bool {
+        self.key_reusable
     }
 
     /// With the status that the layer was told to give it.
@@ -233,7 +252,7 @@ impl Rejection {
             "status": status.as_u16(),
             "detail": self.detail,
             "retryable": self.kind.is_retryable(),
-            "key_reusable": self.kind.is_key_reusable(),
+            "key_reusable": self.key_reusable,
         });
         if let Some(reference) = self.reference() {
             problem["reference"] = reference.into();

@@ -50,7 +50,11 @@ use crate::{
 /// * It is told so by a 500 `transaction-ended` or `transaction-aborted` if it responds as if nothing had happened.
 ///
 /// Excepted is what asks for it by name: a transaction that is begun by `BEGIN READ WRITE` after a `ROLLBACK`, or by
-/// `ROLLBACK AND CHAIN`, and committed by hand; and a session whose `default_transaction_read_only` is switched off. On a
+/// `ROLLBACK AND CHAIN`, and committed by hand; `CLOSE ALL` before a `COMMIT`, where the request has no key (such a handler is
+/// taken for one that has ended its transaction, even if it commits nothing); and a session whose
+/// `default_transaction_read_only` is switched off by a handler whose response is kept, which then holds for the requests
+/// after it on that connection. Excepted is also what PostgreSQL does not count as writing: `NOTIFY`, and before
+/// PostgreSQL 16 large objects. On a
 /// [shared pool](crate::Idempotency::sharing), and behind a [pooler](crate::Idempotency::transaction_pooler), a COMMIT
 /// fails all the same, but what is written after a ROLLBACK is durable; the response is the same 500.
 ///
@@ -203,7 +207,10 @@ impl Slot {
 
     /// Why a handler that is out of time may have been so slow, as far as its connection knows.
     pub(super) async fn why_so_slow(&self) -> Option<Slow> {
-        match &mut *self.0.try_lock().ok()? {
+        let Ok(mut state) = self.0.try_lock() else {
+            return Some(Slow::Held);
+        };
+        match &mut *state {
             State::Open { open, .. } => match &mut **open {
                 Open::Attempt(attempt) => attempt.why_so_slow().await,
                 Open::Unkeyed(unkeyed) => unkeyed.why_so_slow().await,

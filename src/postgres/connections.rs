@@ -291,8 +291,12 @@ impl Source {
         match timeout(DIAGNOSIS, options.connect()).await {
             Ok(Ok(connection)) => {
                 drop(timeout(DIAGNOSIS, connection.close()).await);
-                let within = self.application.options().get_acquire_timeout();
-                Error::unavailable(Unavailable::InUse { connections: pool.options().get_max_connections(), within })
+                let (connections, within) =
+                    (pool.options().get_max_connections(), self.application.options().get_acquire_timeout());
+                if !self.settings.shared && pool.size() < connections {
+                    return Error::unavailable(Unavailable::Callback);
+                }
+                Error::unavailable(Unavailable::InUse { connections, within })
             }
             Ok(Err(error)) if is_full(&error) => {
                 let application = self.application.options().get_max_connections();

@@ -163,6 +163,11 @@ fn verdict(error: &sqlx::Error) -> (String, bool) {
     (database.code().unwrap_or_default().into_owned(), fatal)
 }
 
+/// Has the server ended the connection with this?
+pub(super) fn is_fatal(error: &sqlx::Error) -> bool {
+    verdict(error).1
+}
+
 /// Classes 08 (connection), 53 (resources), 57P (shutdown), 58 (system) and XX (internal): not the statement's fault.
 fn is_of_the_server(code: &str) -> bool {
     ["08", "53", "57P", "58", "XX"].iter().any(|class| code.starts_with(class))

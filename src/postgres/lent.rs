@@ -24,6 +24,8 @@ pub(crate) struct Lent {
     runtime: Handle,
     /// How long the server may take to notice that a client is gone, in milliseconds.
     linger: u32,
+    /// Whether it is only given back when somebody says so: dropped before, it is closed.
+    kept_back: bool,
 }
 
 impl Lent {
@@ -33,23 +35,35 @@ impl Lent {
         runtime: Handle,
         linger: u32,
     ) -> Self {
-        Self { connection: Some(connection), slot: Some(slot), runtime, linger }
+        Self { connection: Some(connection), slot: Some(slot), runtime, linger, kept_back: false }
+    }
+
+    /// From now on it is closed when it is dropped, as one that may be busy, or whose session is not as it was.
+    pub(crate) fn keep_back(&mut self) {
+        self.kept_back = true;
+    }
+
+    /// It is in order again.
+    pub(crate) fn give_back(&mut self) {
+        self.kept_back = false;
     }
 
     /// Closes the connection, and gives the slot back once the server has let go of it.
     pub(crate) fn discard(mut self, state: Connection) {
+        self.close(state);
+    }
+
+    fn close(&mut self, state: Connection) {
+        let (Some(mut connection), slot) = (self.connection.take(), self.slot.take()) else {
+            return;
+        };
+        connection.close_on_drop();
         let linger = Duration::from_millis(if state == Connection::Busy { self.linger.into() } else { 0 });
-        if let Some(connection) = &mut self.connection {
-            connection.close_on_drop();
-        }
-        let runtime = self.runtime.clone();
-        // Into the task as a whole: it has to be dropped inside a runtime, even if the task never runs.
-        drop(runtime.spawn(async move {
-            if let Some(connection) = self.connection.take() {
-                drop(timeout(FAREWELL, connection.close()).await);
-            }
+        let closing = Closing { connection: Some(connection), runtime: self.runtime.clone() };
+        drop(self.runtime.spawn(async move {
+            closing.close().await;
             sleep(linger).await;
-            drop(self.slot.take());
+            drop(slot);
         }));
     }
 
@@ -74,8 +88,32 @@ impl DerefMut for Lent {
     }
 }
 
+/// A connection on its way out. It has to be dropped inside a runtime, even if its task never runs.
+struct Closing {
+    connection: Option<PoolConnection<Postgres>>,
+    runtime: Handle,
+}
+
+impl Closing {
+    async fn close(mut self) {
+        if let Some(connection) = self.connection.take() {
+            drop(timeout(FAREWELL, connection.close()).await);
+        }
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let _entered = self.runtime.enter();
+        drop(self.connection.take());
+    }
+}
+
 impl Drop for Lent {
     fn drop(&mut self) {
+        if self.kept_back {
+            self.close(Connection::Busy);
+        }
         // sqlx spawns when a pooled connection is dropped, and panics outside a runtime.
         let _entered = self.runtime.enter();
         drop(self.connection.take());

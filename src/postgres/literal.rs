@@ -5,10 +5,11 @@
 pub(super) fn push(sql: &mut String, text: &str) {
     sql.push_str("E'");
     for character in text.chars().filter(|character| *character != '\0') {
-        if matches!(character, '\'' | '\\') {
-            sql.push('\\');
-        }
         sql.push(character);
+        if matches!(character, '\'' | '\\') {
+            // Doubled: a backslash before a quote is not taken where `backslash_quote` is off.
+            sql.push(character);
+        }
     }
     sql.push('\'');
 }
@@ -20,7 +21,7 @@ mod tests {
     #[test]
     fn quotes_and_backslashes_do_not_end_a_literal() {
         for (text, literal) in
-            [("", "E''"), ("a", "E'a'"), ("'", r"E'\''"), (r"\", r"E'\\'"), (r"\' or 1=1 --", r"E'\\\' or 1=1 --'")]
+            [("", "E''"), ("a", "E'a'"), ("'", "E''''"), (r"\", r"E'\\'"), (r"\' or 1=1 --", r"E'\\'' or 1=1 --'")]
         {
             let mut sql = String::new();
             push(&mut sql, text);

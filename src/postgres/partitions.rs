@@ -202,13 +202,14 @@ async fn detach(connections: &Connections, name: &str) -> Result<bool, Error> {
 /// Outside a transaction, as it has to be, and on a session of its own.
 async fn detach_concurrently(connections: &Connections, detach: String) -> Result<bool, Error> {
     let mut lent = connections.lend().await?;
+    lent.keep_back();
     // Behind a pooler the session is not ours to change. There the wait is the server's until the reader has gone.
     let session = if connections.settings().pooler { "" } else { DETACH_SESSION };
     let detaching = async {
         connections.sending().within(lent.execute(session)).await?;
         lent.execute(AssertSqlSafe(detach)).await
     };
-    let detached = timeout(DETACH_LIMIT + connections.sending().limit, detaching).await;
+    let detached = timeout(DETACH_LIMIT.saturating_add(connections.sending().limit), detaching).await;
     let state = if detached.is_ok() { Connection::Unfit } else { Connection::Busy };
     lent.discard(state);
     match detached {

@@ -98,6 +98,7 @@ pub(crate) async fn record(
     row: Row<'_>,
     response: &StoredResponse,
 ) -> Result<Option<Window>, Error> {
+    row.sending.take_in(connection).await?;
     let recorded = match row.write(connection, response).await {
         Ok(None) if row.tid.is_some() => {
             // A trigger of the operator's may have given it another place.
@@ -121,6 +122,7 @@ pub(crate) async fn record(
 ///
 /// [`TransactionEnded`](ErrorKind::TransactionEnded), with how.
 pub(crate) async fn check(connection: &mut PgConnection, row: Row<'_>) -> Result<(), Error> {
+    row.sending.take_in(connection).await?;
     let query = row.place.bind(row.bound(row.place.of(&CHECK)));
     let found = row.sending.ask(async {
         let found = query.persistent(row.sending.kept).fetch_optional(connection).await?;

@@ -1,8 +1,9 @@
 use std::time::Duration;
 
+use sqlx::{Connection as _, PgConnection};
 use tokio::time::timeout;
 
-use super::error::{before_commit, gave_up};
+use super::error::{before_commit, gave_up, is_fatal};
 use crate::{Error, error::Unavailable};
 
 /// How statements are sent.
@@ -24,6 +25,23 @@ impl Sending {
             Ok(given) => given,
             Err(_) => Err(gave_up(Unavailable::NoAnswer(self.limit))),
         }
+    }
+
+    /// Takes in what an earlier statement has left to be said, before one of ours is sent: sqlx gives the late error of a
+    /// statement that was cut off to the next one, which would be taken for ours. Sends nothing.
+    pub(crate) async fn take_in(self, connection: &mut PgConnection) -> Result<(), Error> {
+        /// No more than so many statements can be cut off on one connection, as each waits for the one before.
+        const MOST: u32 = 8;
+
+        let mut taken = Ok(());
+        for _ in 0..MOST {
+            taken = self.within(connection.flush()).await;
+            match &taken {
+                Err(error) if error.as_database_error().is_some() && !is_fatal(error) => {}
+                _ => break,
+            }
+        }
+        taken.map_err(before_commit)
     }
 
     /// Likewise, before the commit was sent.

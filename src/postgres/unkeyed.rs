@@ -16,15 +16,14 @@ const CLOSE: &str = "close idempotency_transaction";
 /// # Errors
 ///
 /// [`TransactionAborted`](crate::ErrorKind::TransactionAborted) or [`TransactionEnded`](crate::ErrorKind::TransactionEnded).
-pub(crate) async fn check(transaction: &mut Transaction, guarded: bool) -> Result<(), Error> {
+pub(crate) async fn check(transaction: &mut Transaction) -> Result<(), Error> {
     let sending = transaction.sending();
+    let taken = sending.take_in(transaction.connection()).await;
+    transaction.note(taken)?;
     let closed = sending.within(transaction.connection().execute(CLOSE)).await;
     let checked = match closed {
         Ok(_) => Ok(()),
-        Err(error) if is_no_cursor(&error) => {
-            let how = if guarded { Ended::Refused } else { Ended::Either };
-            Err(Error::ended(how).on(Connection::Unfit))
-        }
+        Err(error) if is_no_cursor(&error) => Err(Error::ended(Ended::Either).on(Connection::Unfit)),
         Err(error) => Err(super::error::before_commit(error)),
     };
     transaction.note(checked)

@@ -349,3 +349,61 @@ async fn f80_connections_that_died_while_they_were_idle_cost_no_request_an_error
         }
     }
 }
+
+/// A handler cuts a statement off, which fails later: sqlx gives its error to the statement after it, which is the engine's.
+/// It is the handler's all the same, and a decision is stored although of it.
+#[tokio::test]
+async fn the_late_error_of_a_statement_that_a_handler_cut_off_is_not_taken_for_the_engines() {
+    const LATE: [&str; 6] = [
+        "select 1 / (pg_sleep(0.2) is null)::int",
+        "do $$ begin perform pg_sleep(0.2); raise exception using errcode = '55P03'; end $$",
+        "do $$ begin perform pg_sleep(0.2); raise exception using errcode = '25006'; end $$",
+        "do $$ begin perform pg_sleep(0.2); raise exception using errcode = '34000'; end $$",
+        "do $$ begin perform pg_sleep(0.2); raise exception using errcode = '42P01'; end $$",
+        "do $$ begin perform pg_sleep(0.2); raise exception using errcode = '40001'; end $$",
+    ];
+
+    let database = Database::fresh().await;
+    let idempotency = engine(&database.pool_of(2).await);
+    for (n, late) in LATE.into_iter().enumerate() {
+        for status in [201, 402, 500] {
+            let app = app_with(layer(idempotency.clone()).optional(), move |mut tx: Tx| async move {
+                effect(&mut tx).await;
+                drop(timeout(Duration::from_millis(40), tx.execute(late)).await);
+                StatusCode::from_u16(status).unwrap()
+            });
+            for key in [true, false] {
+                let ask = if key { post("/things").key(&format!("{n}-{status}")) } else { post("/things") };
+                let told = timeout(PATIENCE, reply(&app, ask)).await.unwrap();
+                if status == 201 {
+                    told.assert_refused(RejectionKind::TransactionAborted);
+                } else {
+                    assert_eq!(told.status, status, "{late}: {told:?}");
+                }
+                assert_eq!(database.effects().await, 0, "{late} {status}");
+            }
+            if status == 402 {
+                assert!(reply(&app, post("/things").key(&format!("{n}-{status}"))).await.replayed(), "{late}");
+            }
+        }
+    }
+}
+
+/// It asks for its `Tx` when the time limit has passed once.
+#[tokio::test]
+async fn f93_without_a_key_a_handler_that_takes_its_tx_late_is_limited_as_well() {
+    use axum::extract::{FromRequestParts as _, Request};
+
+    let database = Database::fresh().await;
+    let limit = Duration::from_millis(200);
+    let app = app_with(
+        layer(engine(&database.pool().await)).optional().time_limit(limit),
+        move |request: Request| async move {
+            let mut slow = Box::pin(tokio::time::sleep(limit + limit / 2));
+            slow.as_mut().await;
+            let mut tx = Tx::from_request_parts(&mut request.into_parts().0, &()).await.unwrap();
+            drop(tx.execute("select pg_sleep(60)").await);
+        },
+    );
+    timeout(PATIENCE, reply(&app, post("/things"))).await.expect("an end").assert_refused(RejectionKind::TimeLimit);
+}

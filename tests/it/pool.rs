@@ -116,6 +116,26 @@ async fn the_own_pool_connects_as_the_applications_is_told_to_later() {
     assert_eq!(session(&idempotency, "b", "application_name").await, "store axum-idempotency");
 }
 
+/// Sessions of the engine's only read outside a transaction, so a callback that writes fails on them.
+#[tokio::test]
+async fn a_callback_that_fails_on_the_own_pool_is_named_in_the_log() {
+    let database = Database::fresh().await;
+    let pool = PgPoolOptions::new()
+        .max_connections(2)
+        .acquire_timeout(Duration::from_millis(300))
+        .after_connect(|connection, _| {
+            Box::pin(
+                async move { connection.execute("create temporary table of_the_session (id int)").await.map(drop) },
+            )
+        })
+        .connect_lazy_with(database.options());
+    let (log, _listening) = log();
+    let app = app_with(layer(Idempotency::new(&pool)), create);
+    let refused = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.unwrap();
+    refused.assert_refused(RejectionKind::StoreUnavailable);
+    assert!(log.text().contains("after_connect") && log.text().contains("BEGIN READ WRITE"), "{}", log.text());
+}
+
 #[tokio::test]
 async fn as_many_requests_run_at_a_time_as_the_pool_has_connections_or_as_it_is_told() {
     let database = Database::fresh().await;

@@ -111,3 +111,58 @@ async fn f79_a_short_window_and_a_long_step_into_the_future_can_be_claimed_under
         assert!(matches!(claimed, Ok(Claim::Fresh(_))), "{claimed:?}");
     }
 }
+
+/// The session of a detachment may write, and ends statements; nobody may get it who does not know.
+#[tokio::test]
+async fn f67_a_prune_that_is_dropped_in_the_middle_leaves_no_session_behind_that_may_write() {
+    let database = Database::fresh().await;
+    migrate_partitioned(&database.pool().await).await.unwrap();
+    let mut clock = Clock::of(&database).await;
+    let keys = TimeBearing::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
+    let pool = Database::pool_with(clock.options(), 1).await;
+    let process = axum_idempotency::Idempotency::new(&pool).time_bearing(keys).client_check(Duration::from_millis(100));
+    let claim = async |born: i64, n: u128| match process.claim(request(born, n)).await.unwrap() {
+        Claim::Fresh(attempt) => attempt,
+        other => panic!("{other:?}"),
+    };
+    claim(START, 1).await.complete(&StoredResponse::new(http::StatusCode::CREATED, "")).await.unwrap();
+    let mut reader = database.connection().await;
+    reader.execute("begin; select count(*) from idempotency.timed_keys").await.unwrap();
+    let now = START + 10 * HOUR;
+    clock.set(now).await;
+    let pruning = {
+        let process = process.clone();
+        tokio::spawn(async move { process.prune(10).await })
+    };
+    while !database.is_detaching().await {
+        assert!(!pruning.is_finished(), "it waits for the reader");
+    }
+    pruning.abort();
+    drop(pruning.await);
+    // The only connection: not the one that still waits, and not its session.
+    for n in 0..3 {
+        let mut attempt = timeout(Duration::from_secs(8), claim(now, 10 + n)).await.expect("another connection");
+        let settings =
+            "select current_setting('default_transaction_read_only') || current_setting('statement_timeout')";
+        let settings: String = sqlx::query_scalar(settings).fetch_one(attempt.connection()).await.unwrap();
+        assert_eq!(settings, "on0");
+        attempt.connection().execute("rollback").await.unwrap();
+        attempt.connection().execute("insert into effect (note) values ('durable')").await.unwrap_err();
+        attempt.complete(&StoredResponse::new(http::StatusCode::CREATED, "")).await.unwrap_err();
+    }
+    assert_eq!(database.effects().await, 0);
+    reader.execute("rollback").await.unwrap();
+}
+
+#[tokio::test]
+async fn f82_the_longest_limit_of_a_statement_does_not_overflow_where_a_partition_is_dropped() {
+    let database = Database::fresh().await;
+    migrate_partitioned(&database.pool().await).await.unwrap();
+    let mut clock = Clock::of(&database).await;
+    let keys = TimeBearing::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
+    let process =
+        engine(&Database::pool_with(clock.options(), 2).await).time_bearing(keys).statement_limit(Duration::MAX);
+    drop(process.claim(request(START, 1)).await.unwrap());
+    clock.set(START + 10 * HOUR).await;
+    assert_eq!(process.prune(10).await.unwrap().partitions_dropped, 1);
+}

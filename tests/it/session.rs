@@ -125,6 +125,9 @@ async fn f96_a_setting_that_postgresql_does_not_take_is_refused_and_nothing_is_e
         ("no_such_setting", "v"),
         ("role", "nobody there"),
         ("server_version", "17"),
+        ("transaction_read_only", "on"),
+        ("transaction_isolation", "serializable"),
+        ("idempotency.transaction", "1"),
     ] {
         let settings = LocalSettings::new().set(name, value);
         for optional in [false, true] {
@@ -154,9 +157,9 @@ fn literals_are_safe_whatever_they_hold_and_whatever_the_server_thinks_of_backsl
     let (database, engines) = runtime.block_on(async {
         let database = Database::fresh().await;
         let mut engines = Vec::new();
-        for conforming in ["on", "off"] {
+        for (conforming, quote) in [("on", "on"), ("off", "on"), ("off", "off"), ("on", "off")] {
             let options = database.options().options([("standard_conforming_strings", conforming)]);
-            let options = options.options([("escape_string_warning", "off"), ("backslash_quote", "on")]);
+            let options = options.options([("escape_string_warning", "off"), ("backslash_quote", quote)]);
             engines.push(engine(&Database::pool_with(options, 1).await));
         }
         (database, engines)
