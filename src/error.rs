@@ -74,6 +74,8 @@ pub enum ErrorKind {
     Unanswered,
     /// A row of the table does not hold what this crate writes.
     CorruptRow,
+    /// The database's encoding has no way to write the scope, operation or key. Use one in UTF8.
+    Encoding,
     /// One of the request's [`LocalSettings`](crate::LocalSettings) has a name or a value that PostgreSQL does not take.
     InvalidSetting,
     /// PostgreSQL answered a statement of ours with an error that none of the above covers.
@@ -245,6 +247,9 @@ impl fmt::Display for Error {
                 "the key was claimed in a transaction that was committed without an answer; it will not be executed again"
             }
             ErrorKind::CorruptRow => "a key's row does not hold a complete answer",
+            ErrorKind::Encoding => {
+                "the database's encoding cannot hold the scope, operation or key of this request; use a database in UTF8"
+            }
             ErrorKind::InvalidSetting => "a local setting of the request has a name or a value that PostgreSQL does not take",
             ErrorKind::Database => "PostgreSQL answered with an unexpected error",
         })

@@ -8,6 +8,7 @@ use super::{
     patience::{Caller, Patience},
     recent::Remembered,
     timing::{prepare, timing},
+    verdict::{Verdict, verdict, verdict_on_known},
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
@@ -81,13 +82,13 @@ pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest
     if recent.keeps_answers()
         && let Some(known) = recent.answer(&identity(request))
     {
-        return Ok(compare_known(request, known).into());
+        return Ok(compare_known(request, timing, known).into());
     }
     let patience = Patience::of(idempotency.0.concurrency);
     // Dropped with this future: what goes on without it learns that nobody waits for it any more.
     let (_here, caller) = Caller::new();
     loop {
-        match idempotency.0.in_flight.enter(request) {
+        match idempotency.0.in_flight.enter(request, timing.is_some()) {
             Entered::Owner(owner) => {
                 let asking = claim_for_all(idempotency.clone(), patience, timing, caller, owner);
                 return Uninterrupted::new(&idempotency.0.backlog, asking).await;
@@ -292,19 +293,21 @@ pub(super) fn settle(owner: Owner, timing: Option<Timing>, stored: Stored) -> Se
 
 /// Was the stored answer given to this very request?
 pub(super) fn compare(request: &IdempotentRequest, timing: Option<Timing>, stored: Stored) -> Settled {
-    match (timing, stored.born) {
-        (Some(timing), Some(born)) if timing.born != born => Settled::OtherTime,
-        _ if request.fingerprint().matches(&stored.fingerprint) => Settled::Answer(stored.response),
-        _ => Settled::Reused,
-    }
+    let times = timing.zip(stored.born).map(|(timing, born)| timing.born == born);
+    settled(verdict(request, &stored.fingerprint, times), stored.response)
 }
 
 /// Likewise, for an answer that this process remembers.
-fn compare_known(request: &IdempotentRequest, known: Remembered) -> Settled {
-    if known.request.first_sent() != request.first_sent() {
-        return Settled::OtherTime;
+fn compare_known(request: &IdempotentRequest, timing: Option<Timing>, known: Remembered) -> Settled {
+    settled(verdict_on_known(request, &known.request, timing.is_some()), known.response)
+}
+
+fn settled(verdict: Verdict, response: StoredResponse) -> Settled {
+    match verdict {
+        Verdict::Same => Settled::Answer(response),
+        Verdict::OtherTime => Settled::OtherTime,
+        Verdict::Other => Settled::Reused,
     }
-    if known.request.fingerprint() == request.fingerprint() { Settled::Answer(known.response) } else { Settled::Reused }
 }
 
 pub(super) fn refuse_blank(request: &IdempotentRequest) -> Result<(), Error> {

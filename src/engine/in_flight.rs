@@ -4,13 +4,16 @@ use std::{
     collections::{HashMap, hash_map},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Instant, SystemTime},
+    time::Instant,
 };
 
 use tokio::sync::watch;
 
-use super::recent::Recent;
-use crate::{Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse};
+use super::{
+    recent::Recent,
+    verdict::{Verdict, verdict_on_known},
+};
+use crate::{IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse};
 
 pub(super) type Identity = (Scope, Operation, IdempotencyKey);
 
@@ -30,8 +33,7 @@ struct Shared {
 }
 
 struct Entry {
-    fingerprint: Fingerprint,
-    first_sent: Option<SystemTime>,
+    request: IdempotentRequest,
     state: watch::Receiver<State>,
 }
 
@@ -56,23 +58,17 @@ pub(super) enum Entered {
 }
 
 impl InFlight {
-    pub(super) fn enter(&self, request: &IdempotentRequest) -> Entered {
+    /// `timed`: whether keys bear times.
+    pub(super) fn enter(&self, request: &IdempotentRequest, timed: bool) -> Entered {
         let identity = identity(request);
         match lock(&self.0.entries).entry(identity.clone()) {
             hash_map::Entry::Occupied(entry) => Entered::Duplicate(Duplicate {
-                asks: if entry.get().first_sent != request.first_sent() {
-                    Asks::AtOtherTime
-                } else if entry.get().fingerprint == request.fingerprint() {
-                    Asks::Same
-                } else {
-                    Asks::Else
-                },
+                asks: verdict_on_known(request, &entry.get().request, timed),
                 state: entry.get().state.clone(),
             }),
             hash_map::Entry::Vacant(entry) => {
                 let (sender, state) = watch::channel(State::Claiming);
-                let (fingerprint, first_sent) = (request.fingerprint(), request.first_sent());
-                entry.insert(Entry { fingerprint, first_sent, state });
+                entry.insert(Entry { request: request.clone(), state });
                 Entered::Owner(Owner {
                     in_flight: self.clone(),
                     asked: Box::new((identity, request.clone())),
@@ -152,18 +148,9 @@ impl Drop for Owner {
 
 /// One that came while an owner was there.
 pub(super) struct Duplicate {
-    asks: Asks,
+    /// What it is to its owner.
+    asks: Verdict,
     state: watch::Receiver<State>,
-}
-
-/// What a duplicate asks for, beside its owner.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Asks {
-    Same,
-    /// For something else.
-    Else,
-    /// At another time, by what the client says of itself.
-    AtOtherTime,
 }
 
 /// What a duplicate learns of the owner.
@@ -182,7 +169,7 @@ pub(super) enum Learned {
 impl Duplicate {
     /// Would this one have to wait for an execution? While the owner is still asking the database, nobody knows.
     pub(super) async fn is_refused(&mut self) -> bool {
-        let same = self.asks == Asks::Same;
+        let same = self.asks == Verdict::Same;
         let claimed = self.state.wait_for(|state| !matches!(state, State::Claiming)).await;
         same && claimed.is_ok_and(|state| matches!(*state, State::Executing))
     }
@@ -193,13 +180,13 @@ impl Duplicate {
         let asks = self.asks;
         let settled = self.state.wait_for(|state| match state {
             State::Claiming => false,
-            State::Executing => asks != Asks::Same,
+            State::Executing => asks != Verdict::Same,
             State::Answered(_) | State::Reused => true,
         });
         match (settled.await.as_deref(), asks) {
-            (Ok(State::Answered(response)), Asks::Same) => Learned::Answer(response.clone()),
-            (Ok(State::Reused), Asks::Same) | (Ok(State::Executing), Asks::Else) => Learned::Reused,
-            (Ok(State::Executing), Asks::AtOtherTime) => Learned::OtherTime,
+            (Ok(State::Answered(response)), Verdict::Same) => Learned::Answer(response.clone()),
+            (Ok(State::Reused), Verdict::Same) | (Ok(State::Executing), Verdict::Other) => Learned::Reused,
+            (Ok(State::Executing), Verdict::OtherTime) => Learned::OtherTime,
             _ => Learned::Nothing,
         }
     }

@@ -14,6 +14,7 @@ mod timing;
 mod uninterrupted;
 #[cfg(feature = "axum")]
 mod unkeyed;
+mod verdict;
 
 use std::{
     sync::{Arc, atomic::AtomicI64},

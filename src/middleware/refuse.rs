@@ -67,6 +67,11 @@ impl From<Error> for Rejection {
                 "the idempotency table is missing or outdated; the application has to run \
                  axum_idempotency::migrate() before it serves requests",
             ),
+            ErrorKind::Encoding => (
+                RejectionKind::Misconfigured,
+                "the database's encoding has no way to write the owner, the operation or the key of this request; nothing was \
+                 executed, and its operator has to use a database in UTF8",
+            ),
             ErrorKind::InvalidSetting => (
                 RejectionKind::Misconfigured,
                 "a setting of the request's transaction has a name or a value that the database does not take; nothing \

@@ -20,6 +20,8 @@ pub(crate) fn before_commit(error: sqlx::Error) -> Error {
                 "25P02" => ErrorKind::TransactionAborted,
                 // No such table, schema or column.
                 "42P01" | "3F000" | "42703" => ErrorKind::NotMigrated,
+                // A character that the database's encoding does not have.
+                "22P05" => ErrorKind::Encoding,
                 // No right: the role's, or that of one which work has left behind.
                 "42501" => ErrorKind::Database,
                 "25006" => return Error::unavailable(Unavailable::ReadOnly(error.into())).on(connection),

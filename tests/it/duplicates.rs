@@ -448,3 +448,62 @@ async fn duplicates_whose_clients_go_away_leave_nothing_behind() {
     assert_eq!(first.await.unwrap().status, StatusCode::CREATED);
     assert_eq!(in_flight(&idempotency), NOTHING);
 }
+
+/// A request is held against one that is known under its key: in the table, in memory, and while that one is executed.
+#[tokio::test]
+async fn f81_the_table_memory_and_what_is_in_flight_give_the_same_verdict() {
+    use axum_idempotency::{
+        Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, TimeBearing,
+    };
+
+    fn shown(claim: &Claim) -> &'static str {
+        match claim {
+            Claim::Fresh(_) => "fresh",
+            Claim::Replay(_) => "replay",
+            Claim::NotRetained(_) => "not retained",
+            Claim::InProgress => "in progress",
+            Claim::KeyReused => "reused",
+            Claim::Untimely(_) => "untimely",
+        }
+    }
+
+    let database = Database::fresh().await;
+    let pool = database.pool_of(4).await;
+    let now = std::time::SystemTime::now();
+    let minute = Duration::from_secs(60);
+    let mut n = 0;
+    for timed in [false, true] {
+        let make = |pool: &sqlx::PgPool| {
+            let idempotency = engine(pool);
+            if timed { idempotency.time_bearing(TimeBearing::first_sent(100 * minute).unwrap()) } else { idempotency }
+        };
+        for (what, scheme, sent, expected) in [
+            ("same", None, now, "replay"),
+            ("other", None, now, "reused"),
+            ("other", Some(7), now, "replay"),
+            ("same", None, now - minute, if timed { "untimely" } else { "replay" }),
+            ("other", None, now - minute, if timed { "untimely" } else { "reused" }),
+        ] {
+            n += 1;
+            let of = |what: &str, scheme: Option<u8>, sent| {
+                let fingerprint = Fingerprint::of([what]);
+                let fingerprint = scheme.map_or(fingerprint, |scheme| fingerprint.with_scheme(scheme));
+                let key = IdempotencyKey::new(format!("k{n}")).unwrap();
+                let operation = Operation::new(if timed { "timed" } else { "plain" });
+                IdempotentRequest::new(Scope::global(), operation, key, fingerprint).with_first_sent(sent)
+            };
+            let here = make(&pool).answers_in_memory(1_000_000, minute);
+            let Claim::Fresh(attempt) = here.claim(of("same", None, now)).await.unwrap() else { panic!("a free key") };
+            let asked = {
+                let (here, request) = (here.clone(), of(what, scheme, sent));
+                tokio::spawn(async move { shown(&here.claim(request).await.unwrap()) })
+            };
+            settle().await;
+            attempt.complete(&StoredResponse::new(StatusCode::CREATED, "done")).await.unwrap();
+            let in_flight = asked.await.unwrap();
+            let memory = shown(&here.claim(of(what, scheme, sent)).await.unwrap());
+            let table = shown(&make(&pool).claim(of(what, scheme, sent)).await.unwrap());
+            assert_eq!([in_flight, memory, table], [expected; 3], "{what} {scheme:?} timed {timed}");
+        }
+    }
+}

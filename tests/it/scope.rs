@@ -75,3 +75,21 @@ async fn f97_applications_that_share_a_database_are_kept_apart_by_a_namespace() 
         database.connection().await.execute("truncate idempotency.keys").await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn f85_an_owner_that_the_databases_encoding_cannot_write_is_refused_and_told_why() {
+    let database = Database::in_latin1().await;
+    let runs = Runs::default();
+    let counted = runs.clone();
+    let everybody = IdempotencyLayer::new(engine(&database.pool().await), |parts| {
+        Some(Scope::new(if parts.headers["x-owner"] == "known" { "caf\u{e9}" } else { "\u{6771}\u{4eac}" }))
+    });
+    let app = app_with(everybody, move || async move {
+        counted.one();
+    });
+    let refused = reply(&app, post("/things").owner("unknown").key("k")).await;
+    refused.assert_refused(RejectionKind::Misconfigured);
+    assert!(refused.text().contains("UTF8"), "{}", refused.text());
+    assert_eq!(reply(&app, post("/things").owner("known").key("k")).await.status, StatusCode::OK);
+    assert_eq!(runs.count(), 1);
+}

@@ -60,14 +60,26 @@ impl Database {
         Self::create("bare", admin(), None).await
     }
 
+    /// Migrated, and in an encoding that does not have every character.
+    pub async fn in_latin1() -> Self {
+        let settings = "encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0";
+        let database = Self::create_with("latin1", admin(), settings).await;
+        database.fill().await;
+        database
+    }
+
     async fn create(kind: &str, server: PgConnectOptions, template: Option<&str>) -> Self {
+        let from = template.map_or(String::new(), |template| format!("template {template}"));
+        Self::create_with(kind, server, &from).await
+    }
+
+    async fn create_with(kind: &str, server: PgConnectOptions, settings: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("axum_idempotency_{kind}_{}_{count}", std::process::id());
-        let from = template.map_or(String::new(), |template| format!(" template {template}"));
         let mut connection = server.connect().await.expect("the server is there");
         let (drop, create) =
-            (format!("drop database if exists {name} with (force)"), format!("create database {name}{from}"));
+            (format!("drop database if exists {name} with (force)"), format!("create database {name} {settings}"));
         connection.execute(AssertSqlSafe(drop)).await.unwrap();
         connection.execute(AssertSqlSafe(create)).await.unwrap();
         connection.close().await.unwrap();
