@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use sqlx::{
-    PgPool, SqlSafeStr as _,
+    AssertSqlSafe, PgPool, Row as _, SqlSafeStr as _,
     migrate::{
         MigrateError, Migration,
         MigrationType::{self, ReversibleDown, ReversibleUp},
@@ -34,8 +34,9 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// Brings the table up to date: call it at start-up, or as a step of the deployment. Any number of processes may do
 /// so at once; what is up to date already is left alone.
 ///
-/// The role needs the right to create the schema `idempotency`. Behind a pooler that works by transactions, call it
-/// over a direct connection: sqlx holds a lock of the session meanwhile.
+/// The role needs the right to create the schema `idempotency`, unless there is nothing to do and it may read
+/// `idempotency.migrations`. What a newer release has applied is left alone, so that an older one can still start beside it.
+/// Behind a pooler that works by transactions, call it over a direct connection: sqlx holds a lock of the session meanwhile.
 ///
 /// # Errors
 ///
@@ -90,9 +91,26 @@ pub async fn migrate_partitioned(pool: &PgPool) -> Result<(), MigrateError> {
 /// pooled one.
 async fn run(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
     let own = PgPoolOptions::new().max_connections(1).connect_lazy_with((*pool.connect_options()).clone());
-    let migrated = migrator.run(&own).await;
+    let migrated = if is_up_to_date(migrator, &own).await { Ok(()) } else { migrator.run(&own).await };
     own.close().await;
     migrated
+}
+
+/// Has all been applied, as far as this role may see? Otherwise sqlx finds out what is missing, or says what it is not let do:
+/// it would ask for the right to create a schema that is there.
+async fn is_up_to_date(migrator: &Migrator, pool: &PgPool) -> bool {
+    let applied =
+        sqlx::query(AssertSqlSafe(format!("select version, checksum from {} where success", migrator.table_name)));
+    let Ok(applied) = applied.persistent(false).fetch_all(pool).await else {
+        return false;
+    };
+    let is_applied = |migration: &Migration| {
+        applied.iter().any(|row| {
+            row.try_get("version").is_ok_and(|version: i64| version == migration.version)
+                && row.try_get("checksum").is_ok_and(|checksum: Vec<u8>| checksum == *migration.checksum)
+        })
+    };
+    migrator.iter().filter(|migration| migration.migration_type.is_up_migration()).all(is_applied)
 }
 
 fn migration(version: i64, name: &'static str, kind: MigrationType, sql: &'static str) -> Migration {
@@ -103,5 +121,7 @@ fn migrator(migrations: Vec<Migration>, table: &'static str) -> Migrator {
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name(table);
+    // An older release may start when a newer one has been here, as in a rolling deployment.
+    migrator.set_ignore_missing(true);
     migrator
 }

@@ -125,3 +125,95 @@ async fn migrating_leaves_no_lock_behind_even_when_it_fails() {
     other.execute("drop view idempotency.keys").await.unwrap();
     tokio::time::timeout(std::time::Duration::from_secs(20), migrate(&other)).await.expect("no lock").unwrap();
 }
+
+/// A role of the test's own, with these rights, and a pool as that role.
+async fn role(database: &Database, kind: &str, grants: &str) -> sqlx::PgPool {
+    let role = format!("{}_{kind}", database.name);
+    let setup = format!("create role {role} login; {}", grants.replace(" to app", &format!(" to {role}")));
+    database.connection().await.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(setup))).await.unwrap();
+    Database::pool_with(database.options().username(&role), 3).await
+}
+
+async fn drop_role(database: &Database, kind: &str) {
+    let role = format!("{}_{kind}", database.name);
+    let drop = format!("drop owned by {role}; drop role {role}");
+    database.connection().await.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(drop))).await.unwrap();
+}
+
+/// What the guide says to paste, up to the line that begins so.
+fn documented_grants(until: &str) -> String {
+    let guide = include_str!("../../src/docs/connections.md");
+    let grants = guide.split("# Roles").nth(1).unwrap().split("```sql").nth(1).unwrap().split("```").next().unwrap();
+    grants.split(until).next().unwrap().to_owned()
+}
+
+/// (b): there is nothing to do, and the role may create nothing.
+#[tokio::test]
+async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_more() {
+    use axum_idempotency::{Scope, TimeBearing};
+
+    let database = Database::fresh().await;
+    let pool = role(&database, "app", &documented_grants("-- Whoever prunes")).await;
+    migrate(&pool).await.unwrap();
+    let idempotency = engine(&pool);
+    let app =
+        crate::support::app_with(crate::support::layer(idempotency.clone()), async |_tx: axum_idempotency::Tx| "done");
+    for replayed in [false, true] {
+        let replied = crate::support::reply(&app, crate::support::post("/things").key("k")).await;
+        assert_eq!((replied.status.as_u16(), replied.replayed()), (200, replayed), "{replied:?}");
+    }
+    let declining = crate::support::layer(idempotency.clone()).operation("declined");
+    let declining =
+        crate::support::app_with(declining, async |_tx: axum_idempotency::Tx| axum::http::StatusCode::CONFLICT);
+    assert_eq!(crate::support::reply(&declining, crate::support::post("/things").key("k")).await.status, 409);
+    let keys = TimeBearing::first_sent(std::time::Duration::from_secs(3_600)).unwrap();
+    let timed = request().with_first_sent(std::time::SystemTime::now());
+    assert!(matches!(idempotency.clone().time_bearing(keys).claim(timed).await, Ok(Claim::Fresh(_))));
+    idempotency.stats().await.unwrap();
+    assert!(idempotency.forget(&Scope::new("alice")).await.is_err(), "it may not delete");
+    database
+        .connection()
+        .await
+        .execute(sqlx::raw_sql(sqlx::AssertSqlSafe(format!(
+            "grant delete on idempotency.keys to {}_app",
+            database.name
+        ))))
+        .await
+        .unwrap();
+    assert_eq!(idempotency.forget(&Scope::new("alice")).await.unwrap().keys, 2);
+    idempotency.prune(10).await.unwrap();
+
+    // An operator who reads; and one who may do nothing is told so.
+    let reads =
+        "grant usage on schema idempotency to app; grant select on idempotency.keys, idempotency.windows to app";
+    let reader = role(&database, "reader", reads).await;
+    engine(&reader).stats().await.unwrap();
+    assert!(engine(&reader).claim(request()).await.is_err());
+    let stranger = role(&database, "stranger", "").await;
+    assert!(migrate(&stranger).await.is_err());
+    for (pool, kind) in [(pool, "app"), (reader, "reader"), (stranger, "stranger")] {
+        pool.close().await;
+        drop_role(&database, kind).await;
+    }
+}
+
+/// (a): an older release starts when a newer one has migrated.
+#[tokio::test]
+async fn f77_an_older_release_migrates_after_a_newer_one() {
+    let database = Database::fresh().await;
+    database
+        .connection()
+        .await
+        .execute(
+            "insert into idempotency.migrations (version, description, success, checksum, execution_time)
+             values (9000, 'of a release to come', true, '\\x00', 1)",
+        )
+        .await
+        .unwrap();
+    migrate(&database.pool().await).await.unwrap();
+    // What is missing is applied all the same.
+    let pool = database.pool().await;
+    MIGRATOR.undo(&pool, 2).await.unwrap();
+    migrate(&pool).await.unwrap();
+    assert!(matches!(engine(&pool).claim(request()).await, Ok(Claim::Fresh(_))));
+}
