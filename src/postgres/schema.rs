@@ -99,6 +99,11 @@ async fn run(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
 /// Has all been applied, as far as this role may see? Otherwise sqlx finds out what is missing, or says what it is not let do:
 /// it would ask for the right to create a schema that is there.
 async fn is_up_to_date(migrator: &Migrator, pool: &PgPool) -> bool {
+    // To ask a table that is not there would leave an error in the server's log.
+    let there = sqlx::query_scalar("select to_regclass($1) is not null").bind(&*migrator.table_name);
+    if !there.persistent(false).fetch_one(pool).await.unwrap_or(false) {
+        return false;
+    }
     let applied =
         sqlx::query(AssertSqlSafe(format!("select version, checksum from {} where success", migrator.table_name)));
     let Ok(applied) = applied.persistent(false).fetch_all(pool).await else {
