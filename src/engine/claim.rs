@@ -135,7 +135,11 @@ async fn look_first(idempotency: &Idempotency, timing: Option<Timing>, owner: &O
     if !sending.kept || !owner.has_been_seen() || !owner.request().local_settings().is_empty() {
         return Ok(None);
     }
-    let mut lent = connections.lend().await?;
+    let mut lent = match connections.lend().await {
+        // The claim tries for longer.
+        Err(error) if matches!(error.why_unavailable(), Some(Unavailable::Down(_))) => return Ok(None),
+        lent => lent?,
+    };
     lent.keep_back();
     match claim::look(&mut lent, owner.request(), Timing::place(timing), sending).await {
         Err(error) if error.connection() != Connection::Fit => {
@@ -199,12 +203,13 @@ pub(super) async fn contend(
         };
         match transaction.note(claimed) {
             Ok(Claimed::Ours(window, tid)) => return Ok(Contended::Ours(transaction, window, tid)),
+            // What was found holds, whatever becomes of the connection.
             Ok(Claimed::Answered(stored)) => {
-                transaction.rollback().await?;
+                drop(transaction.rollback().await);
                 return Ok(Contended::Answered(stored));
             }
             Ok(Claimed::Untimely(untimely)) => {
-                transaction.rollback().await?;
+                drop(transaction.rollback().await);
                 return Ok(Contended::Untimely(untimely));
             }
             // Another process executes it.

@@ -27,6 +27,11 @@ impl Sending {
         }
     }
 
+    /// Likewise, before the commit was sent.
+    pub(crate) async fn ask<T>(self, statement: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Error> {
+        self.within(statement).await.map_err(before_commit)
+    }
+
     /// Takes in what an earlier statement has left to be said, before one of ours is sent: sqlx gives the late error of a
     /// statement that was cut off to the next one, which would be taken for ours. Sends nothing.
     pub(crate) async fn take_in(self, connection: &mut PgConnection) -> Result<(), Error> {
@@ -42,10 +47,5 @@ impl Sending {
             }
         }
         taken.map_err(before_commit)
-    }
-
-    /// Likewise, before the commit was sent.
-    pub(crate) async fn ask<T>(self, statement: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Error> {
-        self.within(statement).await.map_err(before_commit)
     }
 }

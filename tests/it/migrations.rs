@@ -153,7 +153,7 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
     use axum_idempotency::{Scope, TimeBearing};
 
     let database = Database::fresh().await;
-    let pool = role(&database, "app", &documented_grants("-- Whoever prunes")).await;
+    let pool = role(&database, "app", &documented_grants("-- For the role that prunes")).await;
     migrate(&pool).await.unwrap();
     let idempotency = engine(&pool);
     let app =

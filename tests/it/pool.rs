@@ -20,7 +20,7 @@ use sqlx::{
 use throwaway_postgres::{Options, Server};
 use tokio::time::timeout;
 
-use crate::support::{Database, Gate, all, app_with, create, effect, layer, log, pooler, post, reply};
+use crate::support::{Database, Gate, Reply, all, app_with, create, effect, layer, log, pooler, post, reply};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -204,7 +204,10 @@ async fn a_restart_of_the_server_costs_no_request_an_error() {
         running.restart().unwrap();
         running
     });
+    let replays = tokio::spawn(all((0..8).map(|n| ask(format!("before-{}", n % 4))).collect::<Vec<_>>()));
     let during = all((0..8).map(|n| ask(format!("during-{n}"))).collect::<Vec<_>>()).await;
+    // Nothing of a replay can be lost.
+    assert!(replays.await.unwrap().iter().all(Reply::replayed));
     let running = restarted.await.unwrap();
     let after = all((0..8).map(|n| ask(format!("after-{n}"))).collect::<Vec<_>>()).await;
     // One whose transaction was open when the server went down has lost it. All others were begun.
