@@ -51,6 +51,10 @@ pub enum ErrorKind {
     CommitRefused,
     /// The connection given to [`claim_using`](crate::Idempotency::claim_using) is not inside a transaction.
     NoTransaction,
+    /// The transaction given to [`claim_using`](crate::Idempotency::claim_using) holds a thousand claims. Each takes a place in
+    /// the server's table of locks, which all its sessions share. Nothing was claimed, and the transaction goes on: commit it, and
+    /// claim the rest in another one.
+    TooManyClaims,
     /// Another request under this key is running, and did not end in time. Only from
     /// [`run`](crate::Idempotency::run).
     InProgress,
@@ -235,6 +239,7 @@ impl fmt::Display for Error {
             }
             ErrorKind::CommitRefused => "PostgreSQL refused to commit; everything was rolled back",
             ErrorKind::NoTransaction => "the connection is not inside a transaction; begin one with sqlx first",
+            ErrorKind::TooManyClaims => "the transaction holds a thousand claims; claim the rest in another transaction",
             ErrorKind::InProgress => "another request under this key is still running",
             ErrorKind::KeyReused => "the key was used before, for another request",
             ErrorKind::NotRetained => "the work was done before, and its answer was not kept",

@@ -11,7 +11,6 @@ use crate::{
     Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
     error::{Connection, Unavailable},
     postgres::{
-        Place,
         claim::Timing,
         record::{self, Row},
         transaction::{ROLLBACK_LIMIT, Transaction},
@@ -125,8 +124,8 @@ impl Attempt {
     }
 
     async fn record_and_commit(mut self, response: StoredResponse) -> Result<Window, Error> {
-        let place = Timing::place(self.timing()?);
-        let row = row(&self.idempotency, self.owner.request(), place, self.tid.as_deref());
+        let row = row(&self.idempotency, self.owner.request())?;
+        let row = Row { window: Some(self.window), tid: self.tid.as_deref(), ..row };
         let recorded = record::record(self.transaction.connection(), row, &response).await;
         match self.transaction.note(recorded) {
             Ok(window) => {
@@ -222,8 +221,8 @@ impl Attempt {
         if !self.transaction.is_fit() {
             return Err(Error::unavailable(Unavailable::Unfit));
         }
-        let place = Timing::place(self.timing()?);
-        let mut row = row(&self.idempotency, self.owner.request(), place, self.tid.as_deref());
+        let mut row = row(&self.idempotency, self.owner.request())?;
+        row = Row { window: Some(self.window), tid: self.tid.as_deref(), ..row };
         row.sending.limit = row.sending.limit.min(ROLLBACK_LIMIT);
         let checked = record::check(self.transaction.connection(), row).await;
         self.transaction.note(checked)
@@ -266,12 +265,16 @@ pub(super) async fn why_so_slow(transaction: &mut Transaction) -> Option<Slow> {
 }
 
 /// The row that a request has claimed.
-pub(super) fn row<'a>(
-    idempotency: &Idempotency,
-    request: &'a IdempotentRequest,
-    place: Place,
-    tid: Option<&'a str>,
-) -> Row<'a> {
+pub(super) fn row<'a>(idempotency: &Idempotency, request: &'a IdempotentRequest) -> Result<Row<'a>, Error> {
     let connections = &idempotency.0.connections;
-    Row { request, place, tid, sending: connections.sending(), guarded: connections.are_guarded() }
+    let timing = timing(idempotency, request)?;
+    Ok(Row {
+        request,
+        place: Timing::place(timing),
+        timed: timing.is_some(),
+        window: None,
+        tid: None,
+        sending: connections.sending(),
+        guarded: connections.are_guarded(),
+    })
 }

@@ -12,11 +12,12 @@ use super::{
 use crate::{
     Error, ErrorKind, IdempotentRequest, Untimely,
     error::Unavailable,
-    postgres::{
-        claim::{self, Claimed, Wait},
-        transaction::probe,
-    },
+    postgres::claim::{self, Claimed, Terms, Wait},
 };
+
+/// How many keys a transaction may claim. Each takes a place in the server's table of locks, which all its sessions share: by
+/// default it has some 6,400 places, and a server on which it is full refuses everybody.
+const MOST_CLAIMS: u32 = 1_000;
 
 pub(super) async fn claim_using(
     idempotency: &Idempotency,
@@ -33,13 +34,16 @@ pub(super) async fn claim_using(
     let mut prepared = 0;
     for _ in 0..ROUNDS {
         let sending = idempotency.0.connections.sending();
-        sending.ask(probe(connection)).await?;
+        let held = claim::claims(connection, sending).await?;
+        if held >= MOST_CLAIMS {
+            return Err(Error::new(ErrorKind::TooManyClaims));
+        }
         let mut savepoint = sending.ask(connection.begin()).await?;
         let wait = match patience.wait(place.is_ok()) {
             Wait::Never => Wait::NextToNothing,
             wait => wait,
         };
-        let terms = terms(idempotency, timing, None);
+        let terms = Terms { claims: Some(held.saturating_add(1)), ..terms(idempotency, timing, None) };
         let asked = claim::claim(&mut savepoint, request, wait, terms);
         let claimed = match timeout_at(patience.limit(wait, terms), asked).await {
             Ok(claimed) => claimed?,

@@ -190,9 +190,8 @@ impl Idempotency {
         request: &IdempotentRequest,
         response: &StoredResponse,
     ) -> Result<(), Error> {
-        let place = Timing::place(timing::timing(self, request)?);
         let response = self.outlasting(response);
-        let row = Row { guarded: false, ..attempt::row(self, request, place, None) };
+        let row = Row { guarded: false, ..attempt::row(self, request)? };
         postgres::record::record(connection, row, &response).await.map(drop)
     }
 

@@ -88,7 +88,7 @@ impl From<Error> for Rejection {
                 RejectionKind::AnswerUnreadable,
                 "the request was executed before, and its stored answer cannot be read",
             ),
-            ErrorKind::NoTransaction | ErrorKind::Json | ErrorKind::Database => {
+            ErrorKind::NoTransaction | ErrorKind::TooManyClaims | ErrorKind::Json | ErrorKind::Database => {
                 (RejectionKind::Internal, "nothing of the request was kept")
             }
         };

@@ -22,6 +22,7 @@ use super::{
     begin::Begin,
     error::{at_begin, before_commit, is_full},
     lent::Lent,
+    sql::sql,
     transaction::Transaction,
 };
 use crate::{
@@ -29,6 +30,8 @@ use crate::{
     error::{Connection, Unavailable},
     unless::unless,
 };
+
+const IS_SERIALIZABLE: &str = sql!("is_serializable");
 
 /// How long it may take to find out why no connection can be opened.
 const DIAGNOSIS: Duration = Duration::from_secs(2);
@@ -137,16 +140,14 @@ impl Connections {
     /// Finds out, once, whether transactions of these sessions are serializable unless they say otherwise. Only PostgreSQL
     /// itself has what is done about it.
     pub(crate) async fn get_to_know(&self, transaction: &mut Transaction) -> Result<(), Error> {
-        const ASK: &str = "\
-            select current_setting('default_transaction_isolation') = 'serializable'
-                   and version() like 'PostgreSQL %' and version() not like '%-YB-%'";
-
         if self.source.serializable.get().is_some() {
             return Ok(());
         }
-        let asked = sqlx::query_scalar(ASK).persistent(false).fetch_one(transaction.connection());
+        let asked = sqlx::query_as(IS_SERIALIZABLE).persistent(false).fetch_one(transaction.connection());
         let asked = self.sending.ask(asked).await;
-        let serializable = transaction.note(asked)?;
+        let (isolation, version): (String, String) = transaction.note(asked)?;
+        let postgresql = version.starts_with("PostgreSQL ") && !version.contains("-YB-");
+        let serializable = isolation == "serializable" && postgresql;
         self.source.serializable.get_or_init(|| serializable);
         Ok(())
     }

@@ -3,29 +3,10 @@
 use http::StatusCode;
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::{
-    Connections, Place,
-    error::before_commit,
-    place::{Statements, at_key},
-    row::window,
-};
+use super::{Connections, Place, error::before_commit, place::Statements, row::window, sql::sql_of_both};
 use crate::{Error, ErrorKind, Found, IdempotencyKey, Operation, Scope};
 
-macro_rules! lookup {
-    ($table:ident $(, $born:literal)?) => {
-        concat!(
-            "select status, octet_length(body)::bigint as bytes,
-                    created_at as first_used,
-                    expires_at as expires,
-                    replay_until,
-                    coalesce(replay_until <= now(), false) as faded
-               from idempotency.", stringify!($table), at_key!($table $(, $born)?), "
-                and (expires_at is null or expires_at > now())"
-        )
-    };
-}
-
-const LOOKUP: Statements = [lookup!(keys), lookup!(timed_keys, "$4")];
+const LOOKUP: Statements = sql_of_both!("lookup");
 
 pub(crate) async fn lookup(
     connections: &Connections,

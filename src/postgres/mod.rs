@@ -2,7 +2,6 @@
 
 pub(crate) mod begin;
 pub(crate) mod claim;
-mod claim_timed;
 pub(crate) mod connections;
 pub(crate) mod error;
 mod lent;
@@ -18,7 +17,9 @@ pub(crate) mod schema;
 mod sending;
 #[cfg(feature = "axum")]
 pub(crate) mod slow;
+mod sql;
 pub(crate) mod stats;
+mod time;
 pub(crate) mod transaction;
 #[cfg(feature = "axum")]
 pub(crate) mod unkeyed;

@@ -3,57 +3,30 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Postgres, Row as _, postgres::PgArguments, query::Query};
 use tokio::time::timeout;
 
 use super::{
     Connections, Sending,
     error::{before_commit, is_timeout},
+    sql::sql,
+    time::Moment,
 };
 use crate::{Error, error::Connection};
 
-/// Nobody else makes partitions, or chooses one to drop, meanwhile. The number means nothing.
-const LOCK: &str = "select pg_advisory_xact_lock(5830176230841920143)";
+const LOCK: &str = sql!("partitions/lock");
 
-/// From the oldest key that any operation accepts, to a whole partition ahead of the newest. `null` if no operation
-/// keeps its keys so.
-const RANGE: &str = "\
-select (extract(epoch from clock_timestamp()) * 1000000)::bigint as now,
-       max(window_us) as window_us, max(skew_us) as skew_us
-  from idempotency.windows
- where partitioned
-";
+const RANGE: &str = sql!("partitions/range");
 
-const BOUNDS: &str = "\
-select (extract(epoch from lower))::bigint as lower, (extract(epoch from upper))::bigint as upper
-  from idempotency.partitions
- order by lower
-";
+const BOUNDS: &str = sql!("partitions/bounds");
 
-/// What nobody can need any more: no key in it is accepted, nor kept. PostgreSQL detaches one at a time, so nothing is due
-/// while somebody is dropping one; what he began a while ago he did not end, and that comes first.
-const DUE: &str = "\
-update idempotency.partitions
-   set dropping_since = clock_timestamp()
- where name = (
-   select name
-     from idempotency.partitions
-    where upper + (select max(keep_us) from idempotency.windows) * interval '1 microsecond' <= clock_timestamp()
-      and not exists (
-        select from idempotency.partitions where dropping_since > clock_timestamp() - interval '2 minutes'
-      )
-    order by dropping_since nulls last, upper
-    limit 1
- )
-returning name
-";
+const DUE: &str = sql!("partitions/due");
 
-const STATE: &str = "\
-select inherits.inhdetachpending as half_detached
-  from pg_catalog.pg_class class
-  left join pg_catalog.pg_inherits inherits on inherits.inhrelid = class.oid
- where class.oid = to_regclass('idempotency.' || $1)
-";
+const STATE: &str = sql!("partitions/state");
+
+const IS_THERE: &str = sql!("is_there");
+
+const ARE_OURS: &str = sql!("partitions/are_ours");
 
 /// How long the server waits, without holding anybody up, for those who use the table when a partition is to be detached.
 const DETACH_LIMIT: Duration = Duration::from_secs(30);
@@ -69,20 +42,16 @@ const SECOND: i64 = 1_000_000;
 
 /// Is the partitioned table there, and is it this role's to change? If not, somebody else has to prune it.
 pub(crate) async fn are_ours(connections: &Connections) -> Result<bool, Error> {
-    let ours = "select exists (
-        select from pg_catalog.pg_class
-         where oid = to_regclass('idempotency.timed_keys') and pg_has_role(relowner, 'usage')
-    ) as yes";
-    ask(connections, ours).await
+    ask(connections, sqlx::query(ARE_OURS)).await
 }
 
 /// Is the partitioned table there?
 pub(crate) async fn exist(connections: &Connections) -> Result<bool, Error> {
-    ask(connections, "select to_regclass('idempotency.timed_keys') is not null as yes").await
+    ask(connections, sqlx::query(IS_THERE).bind("idempotency.timed_keys")).await
 }
 
-async fn ask(connections: &Connections, question: &'static str) -> Result<bool, Error> {
-    let row = connections.look(sqlx::query(question)).await?;
+async fn ask(connections: &Connections, question: Query<'_, Postgres, PgArguments>) -> Result<bool, Error> {
+    let row = connections.look(question).await?;
     row.map_or(Ok(false), |row| row.try_get("yes").map_err(before_commit))
 }
 
@@ -101,18 +70,23 @@ async fn make_missing(connection: &mut PgConnection, sending: Sending) -> Result
     let range = sqlx::query(RANGE).persistent(sending.kept).fetch_one(&mut *connection);
     let range = sending.ask(range).await?;
     let number = |column| range.try_get::<Option<i64>, _>(column).map_err(before_commit);
-    let (Some(now), Some(window), Some(skew)) = (number("now")?, number("window_us")?, number("skew_us")?) else {
+    let now = Moment::read(&range, "now")?;
+    let (Some(Moment(now)), Some(window), Some(skew)) = (now, number("window_us")?, number("skew_us")?) else {
         return Ok(0);
     };
     let rows = sqlx::query(BOUNDS).persistent(sending.kept).fetch_all(&mut *connection);
     let mut there = Vec::new();
     for row in sending.ask(rows).await? {
-        let bound = |column| row.try_get::<i64, _>(column).map_err(before_commit);
-        there.push((bound("lower")?, bound("upper")?));
+        if let (Some(lower), Some(upper)) = (Moment::read(&row, "lower")?, Moment::read(&row, "upper")?) {
+            there.push((lower.0.div_euclid(SECOND), upper.0.div_euclid(SECOND)));
+        }
     }
     let missing = missing(&there, now, window, skew);
     for (lower, upper) in &missing {
-        sending.ask(connection.execute(AssertSqlSafe(create(*lower, *upper)))).await?;
+        // One by one: a sharded PostgreSQL does not take them together.
+        for statement in create(*lower, *upper) {
+            sending.ask(connection.execute(AssertSqlSafe(statement))).await?;
+        }
     }
     Ok(missing.len() as u64)
 }
@@ -143,15 +117,16 @@ fn missing(there: &[(i64, i64)], now: i64, window: i64, skew: i64) -> Vec<(i64, 
 }
 
 /// A table of its own, attached: which, unlike making it as a partition, stops no claim.
-fn create(lower: i64, upper: i64) -> String {
+fn create(lower: i64, upper: i64) -> [String; 3] {
     let name = format!("timed_keys_{lower}_{upper}").replace('-', "before_");
-    format!(
-        "create table idempotency.{name} (like idempotency.timed_keys including all);
-         alter table idempotency.timed_keys attach partition idempotency.{name}
-           for values from (to_timestamp({lower})) to (to_timestamp({upper}));
-         insert into idempotency.partitions (name, lower, upper)
-         values ('{name}', to_timestamp({lower}), to_timestamp({upper}))"
-    )
+    let (from, to) = (format!("pg_catalog.to_timestamp({lower})"), format!("pg_catalog.to_timestamp({upper})"));
+    [
+        format!("create table idempotency.{name} (like idempotency.timed_keys including all)"),
+        format!(
+            "alter table idempotency.timed_keys attach partition idempotency.{name} for values from ({from}) to ({to})"
+        ),
+        format!("insert into idempotency.partitions (name, lower, upper) values ('{name}', {from}, {to})"),
+    ]
 }
 
 /// Drops a partition of which everything has expired, and says whether there was one. Claims go on meanwhile; where
@@ -175,14 +150,14 @@ pub(crate) async fn drop_one(connections: &Connections) -> Result<bool, Error> {
     }
     let drop = format!(
         "drop table if exists idempotency.{name};
-         delete from idempotency.partitions where name = '{name}'"
+         delete from idempotency.partitions where name operator(pg_catalog.=) '{name}'"
     );
     run(connections, drop).await.map(|()| true)
 }
 
 /// Waits for those who use the table, and lets nobody wait. Says whether the partition is detached now.
 async fn detach(connections: &Connections, name: &str) -> Result<bool, Error> {
-    let state = connections.look(sqlx::query(STATE).bind(name)).await?;
+    let state = connections.look(sqlx::query(STATE).bind(format!("idempotency.{name}"))).await?;
     let half_detached: Option<bool> = match &state {
         Some(row) => row.try_get("half_detached").map_err(before_commit)?,
         None => None,
@@ -281,6 +256,6 @@ mod tests {
 
     #[test]
     fn times_before_1970_have_names_too() {
-        assert!(create(-60, 0).contains("idempotency.timed_keys_before_60_0 "));
+        assert!(create(-60, 0)[0].contains("idempotency.timed_keys_before_60_0 "));
     }
 }

@@ -2,6 +2,8 @@
 
 use sqlx::{Postgres, postgres::PgArguments, query::Query};
 
+use super::time::Moment;
+
 /// Each statement about rows exists once for each table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -23,27 +25,11 @@ impl Place {
         }
     }
 
-    /// Binds the time as the last parameter, where the statement has it.
+    /// Binds the time as the next parameter, where the statement has it.
     pub(super) fn bind(self, query: Query<'_, Postgres, PgArguments>) -> Query<'_, Postgres, PgArguments> {
         match self {
             Self::Keys => query,
-            Self::TimedKeys(born) => query.bind(born),
+            Self::TimedKeys(born) => query.bind(Moment(born)),
         }
     }
 }
-
-/// Where a row is, as the end of a condition: its key, and in the partitioned table its time as parameter `$born`.
-macro_rules! at_key {
-    (keys) => {
-        " where scope = $1 and operation = $2 and key = $3 "
-    };
-    (timed_keys, $born:literal) => {
-        concat!(
-            " where scope = $1 and operation = $2 and key = $3 and born_at = 'epoch'::timestamptz + ",
-            $born,
-            " * interval '1 microsecond' "
-        )
-    };
-}
-
-pub(super) use at_key;

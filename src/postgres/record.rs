@@ -1,84 +1,47 @@
 //! The response: the last statement before the commit.
 
-use sqlx::{PgConnection, Postgres, Row as _, postgres::PgArguments, query::Query};
+use sqlx::{
+    PgConnection, Postgres, Row as _,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+};
 
 use super::{
     Place, Sending,
-    place::{Statements, at_key},
+    error::before_commit,
+    place::Statements,
     row::{Columns, window},
+    sql::{sql, sql_of_both},
+    time::Moment,
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse, Window,
+    Error, ErrorKind, IdempotentRequest, Retention, StoredResponse, Window,
     error::{Connection, Ended, Unavailable},
 };
 
-macro_rules! record {
-    ($table:ident $(, $born:literal)?) => {
-        concat!(
-            "update idempotency.", stringify!($table), "
-                set status = $4, header_names = $5, header_values = $6, body = $7",
-            at_key!($table $(, $born)?), " and status is null and created_at = now()"
-        )
-    };
-}
+const RECORD: Statements = sql_of_both!("record");
 
-/// `created_at` is when the claiming transaction began, and so is `now()` as long as that transaction lasts. A row
-/// that this does not find was claimed by another transaction: the work has ended ours.
-const RECORD: Statements = [record!(keys), record!(timed_keys, "$8")];
+/// By the row's place.
+const RECORD_AT: Statements = sql_of_both!("record_at");
 
-/// Likewise by the row's place, where reading the index would count as a conflict with claims of other keys.
-const RECORD_AT: Statements =
-    [concat!(record!(keys), " and ctid = $8::tid"), concat!(record!(timed_keys, "$8"), " and ctid = $9::tid")];
+/// With a retention of the response's own.
+const RECORD_FOR: Statements = sql_of_both!("record_for");
 
-macro_rules! record_for {
-    ($table:ident, $expires:literal, $and:literal $(, $born:literal)?) => {
-        concat!(
-            "update idempotency.", stringify!($table), "
-                set status = $4, header_names = $5, header_values = $6, body = $7,
-                    expires_at = ", $expires, ",
-                    replay_until = created_at + $9 * interval '1 microsecond'",
-            at_key!($table $(, $born)?), " and status is null and created_at = now()", $and, "
-          returning created_at as first_used,
-                    expires_at as expires,
-                    replay_until"
-        )
-    };
-}
+const RECORD_FOR_AT: Statements = sql_of_both!("record_for_at");
 
-macro_rules! record_for_keys {
-    ($and:literal) => {
-        record_for!(
-            keys,
-            "case when born_at is null then created_at + $8 * interval '1 microsecond' else expires_at end",
-            $and
-        )
-    };
-}
+const IS_OWN: &str = sql!("is_own");
 
-/// Likewise for a response with a retention of its own, counted from the first use of its key. How long a key that bears a
-/// time is kept is not the response's to say.
-const RECORD_FOR: Statements = [record_for_keys!(""), record_for!(timed_keys, "expires_at", "", "$10")];
-
-const RECORD_FOR_AT: Statements =
-    [record_for_keys!(" and ctid = $10::tid"), record_for!(timed_keys, "expires_at", " and ctid = $11::tid", "$10")];
-
-macro_rules! check {
-    ($table:ident $(, $born:literal)?) => {
-        concat!(
-            "select status is null and created_at = now() as own, status is null as unanswered
-               from idempotency.", stringify!($table), at_key!($table $(, $born)?)
-        )
-    };
-}
-
-/// Is the claim still this transaction's own, and if it is not there so, can everybody see it?
-const CHECK: Statements = [check!(keys), check!(timed_keys, "$4")];
+const CLAIMED: Statements = sql_of_both!("claimed");
 
 /// A claimed row: where it is, and in what kind of session it was claimed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
     pub(crate) request: &'a IdempotentRequest,
     pub(crate) place: Place,
+    /// Whether its key bears a time, which says how long it is kept, whatever its response says.
+    pub(crate) timed: bool,
+    /// What the claim said, unless another call has claimed.
+    pub(crate) window: Option<Window>,
     /// Where it lies in its table, if that is to be used.
     pub(crate) tid: Option<&'a str>,
     pub(crate) sending: Sending,
@@ -99,19 +62,22 @@ pub(crate) async fn record(
     response: &StoredResponse,
 ) -> Result<Option<Window>, Error> {
     row.sending.take_in(connection).await?;
-    let recorded = match row.write(connection, response).await {
-        Ok(None) if row.tid.is_some() => {
-            // A trigger of the operator's may have given it another place.
-            Row { tid: None, ..row }.write(connection, response).await
-        }
+    let own = match response.retention() {
+        None => None,
+        Some(retention) => match row.claimed(connection).await {
+            Ok(Some(claimed)) => Some(row.window_for(retention, claimed)),
+            Ok(None) => return Err(row.ended()),
+            Err(error) => return Err(error),
+        },
+    };
+    let recorded = match row.write(connection, response, own).await {
+        // A trigger of the operator's may have given it another place.
+        Ok(false) if row.tid.is_some() => Row { tid: None, ..row }.write(connection, response, own).await,
         recorded => recorded,
     };
     match recorded {
-        Ok(Some(window)) => Ok(window),
-        Ok(None) => match check(connection, row).await {
-            Ok(()) => Err(row.ended()),
-            Err(error) => Err(error),
-        },
+        Ok(true) => Ok(own),
+        Ok(false) => Err(row.lost(connection).await),
         Err(error) => Err(row.refused(connection, error).await),
     }
 }
@@ -123,15 +89,11 @@ pub(crate) async fn record(
 /// [`TransactionEnded`](ErrorKind::TransactionEnded), with how.
 pub(crate) async fn check(connection: &mut PgConnection, row: Row<'_>) -> Result<(), Error> {
     row.sending.take_in(connection).await?;
-    let query = row.place.bind(row.bound(row.place.of(&CHECK)));
-    let found = row.sending.ask(async {
-        let found = query.persistent(row.sending.kept).fetch_optional(connection).await?;
-        found.map(|found| Ok((found.try_get("own")?, found.try_get("unanswered")?))).transpose()
-    });
-    match found.await {
-        Ok(Some((true, _))) => Ok(()),
-        Ok(Some((false, true))) => Err(Error::ended(Ended::Committed)),
-        Ok(Some((false, false)) | None) => Err(row.ended()),
+    let Some(window) = row.window else { return Err(row.lost(connection).await) };
+    let own = sqlx::query_scalar(IS_OWN).bind(Moment::of(window.first_used)).persistent(row.sending.kept);
+    match row.sending.ask(own.fetch_one(&mut *connection)).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(row.lost(connection).await),
         Err(error) if error.kind() == ErrorKind::TransactionAborted => Ok(()),
         Err(error) => Err(error),
     }
@@ -145,13 +107,37 @@ impl<'a> Row<'a> {
             .bind(self.request.key().as_str())
     }
 
-    /// `None` if there is no such row.
+    /// What the claim said; `None` if there is no claim of this transaction's.
+    async fn claimed(&self, connection: &mut PgConnection) -> Result<Option<Window>, Error> {
+        if self.window.is_some() {
+            return Ok(self.window);
+        }
+        let Some(found) = self.look(connection).await? else { return Ok(None) };
+        let own: bool = found.try_get("own").map_err(before_commit)?;
+        if own { window(&found).map(Some) } else { Ok(None) }
+    }
+
+    async fn look(&self, connection: &mut PgConnection) -> Result<Option<PgRow>, Error> {
+        let query = self.place.bind(self.bound(self.place.of(&CLAIMED))).persistent(self.sending.kept);
+        self.sending.ask(query.fetch_optional(connection)).await
+    }
+
+    /// For how long a response with a retention of its own is kept, counted from the first use of its key.
+    fn window_for(&self, retention: Retention, claimed: Window) -> Window {
+        let first_used = Moment::of(claimed.first_used);
+        let until = |micros: Option<i64>| micros.map(|micros| first_used.plus(micros).to_system_time());
+        let expires = if self.timed { claimed.expires } else { until(retention.keep_micros()) };
+        let replay_ends = until(retention.replay_micros()).into_iter().chain(expires).min();
+        Window { expires, replay_ends, ..claimed }
+    }
+
+    /// Says whether there is such a row.
     async fn write(
         &self,
         connection: &mut PgConnection,
         response: &StoredResponse,
-    ) -> Result<Option<Option<Window>>, Error> {
-        let own = response.retention();
+        own: Option<Window>,
+    ) -> Result<bool, Error> {
         let statement = match (self.tid, own) {
             (None, None) => self.place.of(&RECORD),
             (None, Some(_)) => self.place.of(&RECORD_FOR),
@@ -165,20 +151,17 @@ impl<'a> Row<'a> {
             .bind(columns.header_names)
             .bind(columns.header_values)
             .bind(columns.body);
-        if let Some(retention) = own {
-            query = query.bind(retention.keep_micros()).bind(retention.replay_micros());
+        if let Some(Window { expires, replay_ends, first_used: _ }) = own {
+            // What ends with the row needs no time of its own.
+            let replay_until = replay_ends.filter(|_| replay_ends != expires);
+            query = query.bind(expires.map(Moment::of)).bind(replay_until.map(Moment::of));
         }
         query = self.place.bind(query);
         if let Some(tid) = self.tid {
             query = query.bind(tid);
         }
-        let query = query.persistent(self.sending.kept);
-        if own.is_none() {
-            let done = self.sending.ask(query.execute(connection)).await?;
-            return Ok((done.rows_affected() == 1).then_some(None));
-        }
-        let written = self.sending.ask(query.fetch_optional(connection)).await?;
-        written.as_ref().map(|row| window(row).map(Some)).transpose()
+        let done = self.sending.ask(query.persistent(self.sending.kept).execute(connection)).await?;
+        Ok(done.rows_affected() == 1)
     }
 
     /// Why the row could not be written: where nothing may be written, either the work has made its transaction
@@ -193,6 +176,20 @@ impl<'a> Row<'a> {
             Err(error) => error,
         };
         error.on(Connection::Unfit)
+    }
+
+    /// The claim is not this transaction's. Can everybody see it?
+    async fn lost(self, connection: &mut PgConnection) -> Error {
+        let unanswered = match self.look(connection).await {
+            Ok(Some(found)) => found.try_get("unanswered").map_err(before_commit),
+            Ok(None) => Ok(false),
+            Err(error) => Err(error),
+        };
+        match unanswered {
+            Ok(true) => Error::ended(Ended::Committed).on(Connection::Unfit),
+            Ok(false) => self.ended(),
+            Err(error) => error,
+        }
     }
 
     /// The transaction is not there any more.

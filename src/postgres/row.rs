@@ -1,12 +1,12 @@
 //! An answer as a row holds it.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, StatusCode};
-use sqlx::{Row as _, ValueRef as _, postgres::PgRow};
+use sqlx::{Row as _, postgres::PgRow};
 
-use super::error::before_commit;
+use super::{error::before_commit, time::Moment};
 use crate::{Error, ErrorKind, StoredResponse, Window};
 
 /// A row, as far as a duplicate needs it.
@@ -48,37 +48,15 @@ pub(super) fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
     let response = response(row)?;
     let faded: bool = row.try_get("faded").map_err(before_commit)?;
     let response = if faded { StoredResponse::not_retained(response.status()) } else { response };
-    let born = micros(row, "born")?;
+    let born = Moment::read(row, "born")?.map(|born| born.0);
     Ok(Some(Stored { fingerprint, born, response: response.with_window(window(row)?) }))
 }
 
 pub(super) fn window(row: &PgRow) -> Result<Window, Error> {
-    let at = |column| Ok(micros(row, column)?.map(moment));
+    let at = |column| Ok(Moment::read(row, column)?.map(Moment::to_system_time));
     let (expires, replay_until) = (at("expires")?, at("replay_until")?);
     let replay_ends = replay_until.into_iter().chain(expires).min();
     Ok(Window { first_used: at("first_used")?.unwrap_or(UNIX_EPOCH), replay_ends, expires })
-}
-
-/// A timestamp, in microseconds since 1970. sqlx reads them only into the types of a time crate, which is the
-/// application's to choose; on the wire they are microseconds since 2000.
-pub(super) fn micros(row: &PgRow, column: &str) -> Result<Option<i64>, Error> {
-    const SINCE_1970: i64 = 946_684_800_000_000;
-
-    let value = row.try_get_raw(column).map_err(before_commit)?;
-    if value.is_null() {
-        return Ok(None);
-    }
-    let bytes = value.as_bytes().map_err(|error| before_commit(sqlx::Error::Decode(error)))?;
-    let micros = bytes.try_into().map(i64::from_be_bytes);
-    let micros = micros.map_err(|error| before_commit(sqlx::Error::Decode(Box::new(error))))?;
-    Ok(Some(micros.saturating_add(SINCE_1970)))
-}
-
-/// Microseconds since 1970, which may have been before it.
-pub(super) fn moment(micros: i64) -> SystemTime {
-    let distance = Duration::from_micros(micros.unsigned_abs());
-    let moment = if micros < 0 { UNIX_EPOCH.checked_sub(distance) } else { UNIX_EPOCH.checked_add(distance) };
-    moment.unwrap_or(UNIX_EPOCH)
 }
 
 fn response(row: &PgRow) -> Result<StoredResponse, Error> {

@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use super::sql::sql;
 use sqlx::{
     AssertSqlSafe, PgPool, Row as _, SqlSafeStr as _,
     migrate::{
@@ -87,11 +88,21 @@ pub async fn migrate_partitioned(pool: &PgPool) -> Result<(), MigrateError> {
     run(&PARTITIONED_MIGRATOR, pool).await
 }
 
+const IS_THERE: &str = sql!("is_there");
+
 /// On a connection of its own, closed in any case: a failure, or dropping this future, would leave sqlx's lock with a
-/// pooled one.
+/// pooled one. Only PostgreSQL's own functions are found there.
 async fn run(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
-    let own = PgPoolOptions::new().max_connections(1).connect_lazy_with((*pool.connect_options()).clone());
-    let migrated = if is_up_to_date(migrator, &own).await { Ok(()) } else { migrator.run(&own).await };
+    let options = (*pool.connect_options()).clone();
+    let one = |options| PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+    let looking = one(options.clone());
+    let is_up_to_date = is_up_to_date(migrator, &looking).await;
+    looking.close().await;
+    if is_up_to_date {
+        return Ok(());
+    }
+    let own = one(options.options([("search_path", "pg_catalog")]));
+    let migrated = migrator.run(&own).await;
     own.close().await;
     migrated
 }
@@ -100,7 +111,7 @@ async fn run(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
 /// it would ask for the right to create a schema that is there.
 async fn is_up_to_date(migrator: &Migrator, pool: &PgPool) -> bool {
     // To ask a table that is not there would leave an error in the server's log.
-    let there = sqlx::query_scalar("select to_regclass($1) is not null").bind(&*migrator.table_name);
+    let there = sqlx::query_scalar(IS_THERE).bind(&*migrator.table_name);
     if !there.persistent(false).fetch_one(pool).await.unwrap_or(false) {
         return false;
     }

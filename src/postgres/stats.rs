@@ -7,69 +7,21 @@ use super::{
     error::before_commit,
     partitions,
     place::Statements,
-    row::{micros, moment},
+    sql::{sql, sql_of_both},
+    time::Moment,
 };
 use crate::{Error, OperationStats, Stats};
 
 /// How many pages of a table are read: 8 MiB.
 const PAGES: f64 = 1_000.0;
 
-/// A partitioned table has its pages in its leaves, and a plain one is no tree. `pg_relation_size` asks the file system, so that no ANALYZE need have
-/// been there.
-const SIZE: &str = "\
-select coalesce(sum(pg_relation_size(relid) / current_setting('block_size')::bigint), 0)::float8 as pages,
-       coalesce(sum(pg_table_size(relid)), 0)::bigint as table_bytes,
-       coalesce(sum(pg_indexes_size(relid)), 0)::bigint as index_bytes
-  from (
-    select $1::text::regclass as relid
-     union
-    select relid from pg_catalog.pg_partition_tree($1::text::regclass)
-  ) tables
-";
+const SIZE: &str = sql!("size");
 
-macro_rules! sample {
-    ($table:literal) => {
-        concat!(
-            "select operation,
-                    count(*) filter (where live and not faded) as live,
-                    count(*) filter (where live and faded) as tombstones,
-                    count(*) filter (where not live) as expired,
-                    coalesce(sum(bytes), 0)::bigint as bytes,
-                    min(created_at) as oldest
-               from (
-                 select operation, created_at,
-                        -- Column by column: that reads nothing which lies elsewhere.
-                        28 + pg_column_size(scope) + pg_column_size(operation) + pg_column_size(key)
-                        + pg_column_size(fingerprint) + coalesce(pg_column_size(header_names), 0)
-                        + coalesce(pg_column_size(header_values), 0) + coalesce(pg_column_size(body), 0)
-                        + 2 + 4 * 8 as bytes,
-                        expires_at is null or expires_at > now() as live,
-                        body is null or coalesce(replay_until <= now(), false) as faded
-                   from idempotency.",
-            $table,
-            " row tablesample system ($1::float8::real)
-               ) seen
-              group by operation"
-        )
-    };
-}
+const SAMPLE: Statements = sql_of_both!("sample");
 
-const SAMPLE: Statements = [sample!("keys"), sample!("timed_keys")];
+const OVERDUE: &str = sql!("keys/overdue");
 
-/// By the index.
-const OVERDUE: &str = "\
-select count(*) as overdue, min(created_at) as oldest
-  from (select created_at from idempotency.keys where expires_at <= now() order by expires_at limit 10000) overdue
-";
-
-/// By the index as well: the key that goes first is the oldest, unless windows differ.
-const FIRST: &str = "\
-select created_at as oldest
-  from idempotency.keys
- where expires_at is not null
- order by expires_at
- limit 1
-";
+const FIRST: &str = sql!("keys/first");
 
 pub(crate) async fn stats(connections: &Connections) -> Result<Stats, Error> {
     let partitioned = partitions::exist(connections).await?;
@@ -80,7 +32,7 @@ pub(crate) async fn stats(connections: &Connections) -> Result<Stats, Error> {
     stats.overdue = unsigned(overdue.try_get("overdue").map_err(before_commit)?);
     let mut oldest: Vec<_> = stats.operations.iter().filter_map(|operation| operation.oldest).collect();
     for row in std::iter::once(&overdue).chain(&first) {
-        oldest.extend(micros(row, "oldest")?.map(moment));
+        oldest.extend(Moment::read(row, "oldest")?.map(Moment::to_system_time));
     }
     stats.oldest = oldest.into_iter().min();
     stats
@@ -136,7 +88,7 @@ fn read(row: &PgRow, share: f64) -> Result<OperationStats, Error> {
         tombstones: estimate("tombstones")?,
         expired: estimate("expired")?,
         bytes: estimate("bytes")?,
-        oldest: micros(row, "oldest")?.map(moment),
+        oldest: Moment::read(row, "oldest")?.map(Moment::to_system_time),
     })
 }
 

@@ -6,68 +6,31 @@ use super::{
     Connections, Place, Sending,
     claim::Timing,
     error::{before_commit, is_timeout},
+    place::Statements,
+    sql::{sql, sql_of_both},
+    time::Moment,
 };
 use crate::{Error, Operation};
 
-/// First of two steps: from when this is committed, keys are kept as the longer window asks for. What a claim that did
-/// not see it yet keeps, it keeps for shorter. Until the second step nobody claims.
-///
-/// The guard that stood before still counts, unless all that it guards is too old for its own window.
-const NOTE: &str = "\
-insert into idempotency.windows as present
-       (operation, window_us, keep_us, skew_us, margin_us, partitioned, refused_until, new, guard_since, guarded_us,
-        noted_at)
-values ($1, $2, $3, $4, $3 - $2, $5, 'infinity', true, '-infinity', $2, clock_timestamp())
-on conflict (operation) do update
-   set window_us = greatest(present.window_us, excluded.window_us),
-       keep_us = greatest(present.keep_us, excluded.keep_us),
-       skew_us = greatest(present.skew_us, excluded.skew_us),
-       margin_us = greatest(present.margin_us, excluded.margin_us),
-       partitioned = excluded.partitioned,
-       refused_until = case
-         when present.partitioned <> excluded.partitioned then excluded.refused_until else present.refused_until
-       end,
-       new = present.new and present.partitioned = excluded.partitioned,
-       guarded_us = case
-         when present.guard_since + present.keep_us * interval '1 microsecond' < excluded.noted_at
-           then present.window_us
-         else least(present.guarded_us, present.window_us)
-       end,
-       guard_since = 'infinity',
-       noted_at = excluded.noted_at
- where present.window_us < excluded.window_us or present.keep_us < excluded.keep_us
-    or present.skew_us < excluded.skew_us or present.partitioned <> excluded.partitioned
-";
+/// First of two steps: keys are kept as the longer window asks for.
+const NOTE: &str = sql!("windows/note");
 
-/// Is there a second step to be made, and is the operation new here?
-const PENDING: &str = "\
-select new and refused_until = 'infinity' as new
-  from idempotency.windows
- where operation = $1 and (refused_until = 'infinity' or guard_since = 'infinity')
-";
+const PENDING: &str = sql!("windows/pending");
 
 /// A table may be large, and has no index that begins with the operation.
 const USED_LIMIT: &str = "set local statement_timeout = '2s'";
 
-/// Second step: every claim that did not see the first one began before now, so its key was born before now and the
-/// allowed step into the future; and the clock may have been set back since, by the margin. Keys born until then are
-/// judged by the shorter window; or refused, if the operation has been used without times, or in the other table.
-///
-/// For an operation that is new here that would refuse the very first key. If the table has no row of it, nothing was
-/// executed during what was its retention until now (`$2`; null is for ever), so what is older than that is refused.
-const GUARD: &str = "\
-update idempotency.windows
-   set refused_until = case
-         when refused_until < 'infinity' then refused_until
-         when new and not $3 then clock_timestamp() - coalesce($2, 3155760000000000) * interval '1 microsecond'
-         else clock_timestamp() + (skew_us + margin_us) * interval '1 microsecond'
-       end,
-       guard_since = case
-         when guard_since < 'infinity' then guard_since
-         else clock_timestamp() + (skew_us + margin_us) * interval '1 microsecond'
-       end
- where operation = $1
-";
+const IS_USED: Statements = sql_of_both!("is_used");
+
+/// Second step: what was born until now is judged by the shorter window, or refused.
+const LOCK: &str = sql!("windows/lock");
+
+const REFUSE_UNTIL: &str = sql!("windows/refuse_until");
+
+const GUARD_SINCE: &str = sql!("windows/guard_since");
+
+/// What counts as for ever: a hundred years.
+const FOR_EVER: i64 = 3_155_760_000_000_000;
 
 /// Notes an operation's window, if it is longer than what is noted, and ends what others have begun.
 ///
@@ -104,8 +67,33 @@ pub(crate) async fn register(
     };
     transaction.rollback().await?;
 
-    let guard = sqlx::query(GUARD).bind(operation.as_str()).bind(before).bind(used);
-    connections.change(guard.persistent(sending.kept)).await.map(drop)
+    let mut transaction = connections.begin_own().await?;
+    let guarded = guard(transaction.connection(), operation, before, used, sending).await;
+    transaction.note(guarded)?;
+    transaction.commit().await
+}
+
+/// For an operation that is new here, to refuse what was born until now would refuse the very first key. If the table has no
+/// row of it, nothing was executed during what was its retention until now (`before`; `None` is for ever), so what is older
+/// than that is refused.
+async fn guard(
+    connection: &mut PgConnection,
+    operation: &Operation,
+    before: Option<i64>,
+    used: bool,
+    sending: Sending,
+) -> Result<(), Error> {
+    let lock = sqlx::query(LOCK).bind(operation.as_str()).persistent(sending.kept);
+    let Some(locked) = sending.ask(lock.fetch_optional(&mut *connection)).await? else { return Ok(()) };
+    let new: bool = locked.try_get("new").map_err(before_commit)?;
+    let lead: i64 = locked.try_get("lead_us").map_err(before_commit)?;
+    let now = Moment::read(&locked, "now")?.unwrap_or(Moment::NEVER);
+    let until = if new && !used { now.plus(before.unwrap_or(FOR_EVER).saturating_neg()) } else { now.plus(lead) };
+    for (statement, moment) in [(REFUSE_UNTIL, until), (GUARD_SINCE, now.plus(lead))] {
+        let guard = sqlx::query(statement).bind(operation.as_str()).bind(moment).persistent(sending.kept);
+        sending.ask(guard.execute(&mut *connection)).await?;
+    }
+    Ok(())
 }
 
 /// Is there a row of the operation? One that is not found in time may be there.
@@ -115,11 +103,9 @@ async fn is_used(
     timing: Timing,
     sending: Sending,
 ) -> Result<bool, Error> {
-    let keys = "select exists (select from idempotency.keys where operation = $1)";
-    let timed_keys = "select exists (select from idempotency.timed_keys where operation = $1)";
     let looks = match Timing::place(Some(timing)) {
-        Place::Keys => &[keys][..],
-        Place::TimedKeys(_) => &[keys, timed_keys],
+        Place::Keys => &IS_USED[..1],
+        Place::TimedKeys(_) => &IS_USED[..],
     };
     // As text: prepared, it would stay so behind a pooler.
     sending.ask(connection.execute(USED_LIMIT)).await?;

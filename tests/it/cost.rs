@@ -33,7 +33,7 @@ async fn a_first_call_takes_two_statements_more_than_the_handlers_transaction_an
     let begin = if shares_pool() { "begin" } else { "begin read" };
     // A process asks once what kind of database it is.
     reply(&here, post("/things").key("z")).await;
-    let asked = ["select current_setting('default_transaction_isolation')", "with claim", "insert into"];
+    let asked = ["select pg_catalog.current_setting('default_transaction_isolation')", "with claim", "insert into"];
     let first = statements(&database, &mut seen);
     assert_eq!(first, [&[begin], &asked[..], &["update idempotency.keys", "COMMIT"]].concat());
     for key in ["a", "b"] {

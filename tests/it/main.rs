@@ -33,6 +33,7 @@ mod scope;
 mod session;
 mod silence;
 mod stand_ins;
+mod statements;
 mod tidy;
 mod timed;
 mod tx;

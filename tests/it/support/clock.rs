@@ -2,10 +2,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sqlx::{Executor as _, PgConnection, postgres::PgConnectOptions};
 
-use super::Database;
+use super::{Database, proxy::rewriting_proxy};
 
-/// The database's clock, in a test's hand: functions in a schema that its connections search before PostgreSQL's own.
-/// As the real one, `now()` stands still within a transaction, and `clock_timestamp()` does not.
+/// What PostgreSQL's functions are called, as the crate calls them, and those of the test.
+const FUNCTIONS: [(&str, &str); 3] = [
+    ("pg_catalog.now()", "fake.now()"),
+    ("pg_catalog.clock_timestamp()", "fake.clock_timestamp()"),
+    ("pg_catalog.statement_timestamp()", "fake.statement_timestamp()"),
+];
+
+/// The database's clock, in a test's hand: on its connections, each statement that asks PostgreSQL for the time asks functions
+/// of the test instead. As the real one, `now()` stands still within a transaction, and `clock_timestamp()` does not.
 pub struct Clock {
     connection: PgConnection,
     options: PgConnectOptions,
@@ -24,6 +31,8 @@ impl Clock {
                  insert into fake.clock values ('epoch');
                  create function fake.clock_timestamp() returns timestamptz language sql volatile
                    as 'select at from fake.clock';
+                 create function fake.statement_timestamp() returns timestamptz language sql volatile
+                   as 'select at from fake.clock';
                  create function fake.now() returns timestamptz language plpgsql volatile as $$
                  begin
                    if coalesce(current_setting('fake.now', true), '') = '' then
@@ -34,7 +43,7 @@ impl Clock {
             )
             .await
             .unwrap();
-        let options = database.options().options([("search_path", "fake,pg_catalog,public")]);
+        let options = rewriting_proxy(database.options(), &FUNCTIONS).await;
         let mut this = Self { connection, options };
         this.set(START).await;
         this

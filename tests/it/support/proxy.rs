@@ -82,6 +82,15 @@ impl Silence {
     }
 }
 
+/// Connections to the server of `options` on which each statement that clients send says something else in the places of
+/// these words.
+pub(super) async fn rewriting_proxy(
+    options: PgConnectOptions,
+    words: &'static [(&'static str, &'static str)],
+) -> PgConnectOptions {
+    between(options, Rewriting(words)).await
+}
+
 /// What goes wrong between clients and their server.
 trait Fault: Clone + Send + Sync + 'static {
     /// Hears of a new connection, and ends when that is to be closed.
@@ -93,6 +102,39 @@ trait Fault: Clone + Send + Sync + 'static {
     fn at(&self, sent: &[u8]) -> Fate;
 
     fn has_fallen_silent(&self) {}
+
+    /// What the server gets instead of these messages.
+    fn rewritten(&self, sent: Vec<u8>) -> Vec<u8> {
+        sent
+    }
+}
+
+#[derive(Clone)]
+struct Rewriting(&'static [(&'static str, &'static str)]);
+
+impl Fault for Rewriting {
+    fn at(&self, _: &[u8]) -> Fate {
+        Fate::GoesOn
+    }
+
+    fn rewritten(&self, sent: Vec<u8>) -> Vec<u8> {
+        let (mut rest, mut rewritten) = (&sent[..], Vec::with_capacity(sent.len()));
+        while let Some(length) = wire::message(rest) {
+            let (message, others) = rest.split_at(length);
+            match message[0] {
+                // Parse and Query: only these hold the text of a statement.
+                b'P' | b'Q' => {
+                    let (head, tail) = message[5..].split_at(wire::text_end(message));
+                    let text = String::from_utf8(head.to_vec()).unwrap();
+                    let text = self.0.iter().fold(text, |text, (word, instead)| text.replace(word, instead));
+                    rewritten.extend(wire::typed(message[0], &[text.as_bytes(), tail].concat()));
+                }
+                _ => rewritten.extend(message),
+            }
+            rest = others;
+        }
+        rewritten
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -200,6 +242,7 @@ async fn relay(mut client: TcpStream, server: PgConnectOptions, fault: impl Faul
             read = client.read_buf(&mut up) => {
                 let Ok(1..) = read else { return };
                 if !wire::is_whole(&up, if started { wire::message } else { wire::first }) { continue }
+                let begins = !started;
                 started = started || wire::is_startup(&up);
                 match fault.at(&up) {
                     Fate::GoesOn => {}
@@ -211,8 +254,8 @@ async fn relay(mut client: TcpStream, server: PgConnectOptions, fault: impl Faul
                         return outlast(client).await;
                     }
                 }
+                let up = if begins { std::mem::take(&mut up) } else { fault.rewritten(std::mem::take(&mut up)) };
                 if server.write_all(&up).await.is_err() { return }
-                up.clear();
             }
             read = server.read(&mut down) => {
                 let Ok(length @ 1..) = read else { return };

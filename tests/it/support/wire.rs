@@ -24,6 +24,12 @@ pub fn is_startup(first: &[u8]) -> bool {
     first.get(4..8) == Some(&[0, 3, 0, 0])
 }
 
+/// Where in the body of a Parse or Query message the statement ends: Parse has a name before it, and numbers behind it.
+pub fn text_end(message: &[u8]) -> usize {
+    let zeros = message[5..].iter().enumerate().filter(|(_, byte)| **byte == 0).map(|(at, _)| at);
+    zeros.take(if message[0] == b'P' { 2 } else { 1 }).last().unwrap()
+}
+
 /// Is it an SSLRequest or a GSSENCRequest, after the answer to which comes another first message?
 pub fn asks_for_encryption(first: &[u8]) -> bool {
     matches!(first.get(4..8), Some([4, 210, 22, 47 | 48]))

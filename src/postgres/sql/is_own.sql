@@ -1,0 +1,6 @@
+-- Is this the transaction that claimed, by when that one began? Asks no table, so that it runs
+-- where the transaction began.
+--
+-- $1 first_used timestamptz
+
+select pg_catalog.now() operator(pg_catalog.=) $1 as own

@@ -1,0 +1,23 @@
+-- Writes the response into the row that this transaction has claimed: the last statement before the
+-- commit.
+--
+-- `created_at` is when the claiming transaction began, and so is `now()` as long as that
+-- transaction lasts. A row that this does not find was claimed by another transaction: the work has
+-- ended its own.
+--
+-- By the row's place, where reading the index would count as a conflict with claims of other keys.
+--
+-- $1 scope text
+-- $2 operation text
+-- $3 key text
+-- $4 status smallint
+-- $5 header_names text[]
+-- $6 header_values bytea[]
+-- $7 body bytea
+-- $8 place text
+
+update idempotency.keys
+   set status = $4, header_names = $5, header_values = $6, body = $7
+ where (scope, operation, key) operator(pg_catalog.=) ($1, $2, $3)
+   and status is null and created_at operator(pg_catalog.=) pg_catalog.now()
+   and ctid operator(pg_catalog.=) $8::pg_catalog.text::pg_catalog.tid

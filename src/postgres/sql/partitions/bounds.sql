@@ -1,0 +1,3 @@
+-- The partitions that there are.
+
+select lower, upper from idempotency.partitions order by lower

@@ -1,0 +1,16 @@
+-- Deletes a batch of an owner's rows. A row that somebody is at is passed over, so that it holds up
+-- no other.
+--
+-- Whoever it is may give it another place meanwhile: so by keys.
+--
+-- $1 limit bigint
+-- $2 scope text
+
+with due as materialized (
+  select operation, key, born_at from idempotency.timed_keys
+   where scope operator(pg_catalog.=) $2 limit $1 for update skip locked
+)
+delete from idempotency.timed_keys present
+ using due
+ where (present.scope, present.operation, present.key, present.born_at)
+       operator(pg_catalog.=) ($2, due.operation, due.key, due.born_at)
