@@ -130,6 +130,24 @@ impl StoredResponse {
         self.0.window
     }
 
+    /// The same in memory of its own, whatever its parts were cut from.
+    pub(crate) fn copied(&self) -> Self {
+        let Parts { status, headers, body, window, retention } = &*self.0;
+        let field = |(name, value): &(HeaderName, HeaderValue)| {
+            let name = HeaderName::from_bytes(name.as_str().as_bytes()).unwrap_or_else(|_| name.clone());
+            let mut copy = HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone());
+            copy.set_sensitive(value.is_sensitive());
+            (name, copy)
+        };
+        Self(Arc::new(Parts {
+            status: *status,
+            headers: headers.iter().map(field).collect(),
+            body: body.as_deref().map(Bytes::copy_from_slice),
+            window: *window,
+            retention: *retention,
+        }))
+    }
+
     /// The tombstone that this is, if it was not retained.
     pub(crate) fn tombstone(&self) -> Option<Tombstone> {
         match self.0.body {

@@ -4,12 +4,12 @@ use std::{
     collections::{HashMap, hash_map},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
 };
 
 use tokio::sync::watch;
 
 use super::{
+    clocks::Moment,
     recent::Recent,
     verdict::{Verdict, verdict_on_known},
 };
@@ -72,7 +72,7 @@ impl InFlight {
                 Entered::Owner(Owner {
                     in_flight: self.clone(),
                     asked: Box::new((identity, request.clone())),
-                    since: Instant::now(),
+                    since: Moment::now(),
                     sender,
                 })
             }
@@ -99,7 +99,7 @@ pub(super) struct Owner {
     in_flight: InFlight,
     asked: Box<(Identity, IdempotentRequest)>,
     /// Before it asked the database.
-    since: Instant,
+    since: Moment,
     sender: watch::Sender<State>,
 }
 

@@ -4,6 +4,7 @@ mod attempt;
 mod backlog;
 mod claim;
 mod claim_using;
+mod clocks;
 mod in_flight;
 mod patience;
 mod pruner;

@@ -8,8 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::in_flight::Identity;
-use crate::{IdempotentRequest, Scope, StoredResponse, Window};
+use http::{HeaderName, HeaderValue};
+
+use super::{clocks::Moment, in_flight::Identity};
+use crate::{IdempotentRequest, LocalSettings, Scope, StoredResponse, Window};
 
 /// Everything in it comes in two generations: when the
 /// younger one is full, it becomes the older one, and what was older is gone. So it is bounded, and nobody has to look
@@ -49,14 +51,15 @@ pub(super) struct Remembered {
     pub(super) request: IdempotentRequest,
     pub(super) response: StoredResponse,
     bytes: usize,
-    until: Instant,
+    until: Moment,
 }
 
 /// Hashes in a generation: about half a megabyte for both.
 const HASHES: usize = 16 * 1024;
 
-/// What an answer takes besides its body.
+/// What a response takes besides its body, and a header field besides its text.
 const OVERHEAD: usize = 512;
+const FIELD_OVERHEAD: usize = 128;
 
 impl Recent {
     pub(super) fn limit(&self, bytes: usize, age: Duration) {
@@ -92,7 +95,7 @@ impl Recent {
     pub(super) fn answer(&self, identity: &Identity) -> Option<Remembered> {
         let generations = lock(&self.generations);
         let found = generations.answers.iter().find_map(|generation| generation.by_identity.get(identity))?;
-        (Instant::now() < found.until).then(|| found.clone())
+        (!found.until.has_passed()).then(|| found.clone())
     }
 
     /// Keeps an answer that was committed here. The request came at `since`, when its key's window had not begun yet: by
@@ -102,7 +105,7 @@ impl Recent {
         identity: &Identity,
         request: &IdempotentRequest,
         response: &StoredResponse,
-        since: Instant,
+        since: Moment,
     ) {
         let mut generations = lock(&self.generations);
         let Limits { bytes: limit, age } = generations.limits;
@@ -113,11 +116,14 @@ impl Recent {
             // A tombstone tells nothing that a look would not.
             return;
         };
-        let headers: usize = response.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+        let field = |(name, value): &(HeaderName, HeaderValue)| {
+            name.as_str().len().saturating_add(value.len()).saturating_add(FIELD_OVERHEAD)
+        };
+        let headers = response.headers().iter().map(field).fold(0, usize::saturating_add);
         let (scope, operation, key) = identity;
         let names = scope.as_stored().len() + operation.as_str().len() + key.as_str().len();
         let bytes = body.len().saturating_add(headers).saturating_add(names).saturating_add(OVERHEAD);
-        if bytes > limit / 2 || generations.erased.is_some_and(|erased| since <= erased) {
+        if bytes > limit / 2 || generations.erased.is_some_and(|erased| since.monotonic <= erased) {
             return;
         }
         let age = shortest(window).map_or(age, |shortest| shortest.min(age));
@@ -126,7 +132,10 @@ impl Recent {
         if younger.bytes.saturating_add(bytes) > limit / 2 {
             *older = std::mem::take(younger);
         }
-        let remembered = Remembered { request: request.clone(), response: response.clone(), bytes, until };
+        // In memory of their own: a body or a field may be a small part of a large buffer, which it would keep. The settings
+        // of the request's transaction tell it from no other.
+        let request = request.clone().with_local_settings(LocalSettings::new());
+        let remembered = Remembered { request, response: response.copied(), bytes, until };
         let replaced = younger.by_identity.insert(identity.clone(), remembered).map_or(0, |replaced| replaced.bytes);
         younger.bytes = younger.bytes.saturating_add(bytes).saturating_sub(replaced);
     }
@@ -165,8 +174,6 @@ impl fmt::Debug for Recent {
 
 #[cfg(test)]
 mod tests {
-    use std::time::SystemTime;
-
     use http::StatusCode;
 
     use super::*;
@@ -180,7 +187,7 @@ mod tests {
     }
 
     fn answer(body: usize, window: Duration) -> StoredResponse {
-        let first_used = SystemTime::UNIX_EPOCH;
+        let first_used = std::time::SystemTime::UNIX_EPOCH;
         let expires = Some(first_used + window);
         StoredResponse::new(StatusCode::OK, vec![0; body]).with_window(Window {
             first_used,
@@ -207,7 +214,7 @@ mod tests {
         let recent = Recent::default();
         let keep = |n, bytes| {
             let (identity, request) = request(n);
-            recent.remember(&identity, &request, &answer(bytes, HOUR), Instant::now());
+            recent.remember(&identity, &request, &answer(bytes, HOUR), Moment::now());
         };
         let known = |n| recent.answer(&request(n).0).is_some();
         keep(0, 10);
@@ -227,7 +234,11 @@ mod tests {
     fn answers_are_bounded_in_time_by_the_window_and_by_the_age() {
         let recent = Recent::default();
         recent.limit(100_000, HOUR);
-        let since = |ago| Instant::now().checked_sub(ago).expect("a running machine");
+        let since = |ago| {
+            let now = Moment::now();
+            let monotonic = now.monotonic.checked_sub(ago).expect("a running machine");
+            Moment { monotonic, wall: now.wall.checked_sub(ago).expect("a set clock") }
+        };
         let second = Duration::from_secs(1);
         for (n, window, ago, known) in [
             (1, second, Duration::ZERO, true),
@@ -246,22 +257,67 @@ mod tests {
     }
 
     #[test]
+    fn f101_a_machine_that_was_suspended_does_not_replay_what_is_too_old() {
+        let recent = Recent::default();
+        recent.limit(100_000, HOUR);
+        for (n, asleep, known) in [(1, Duration::ZERO, true), (2, HOUR, false)] {
+            let (identity, request) = request(n);
+            let now = Moment::now();
+            // The monotonic clock stood still meanwhile.
+            let since = Moment { wall: now.wall.checked_sub(asleep).expect("a set clock"), ..now };
+            recent.remember(&identity, &request, &answer(1, 2 * HOUR), since);
+            assert_eq!(recent.answer(&identity).is_some(), known, "{n}");
+        }
+    }
+
+    #[test]
+    fn f101_what_is_kept_of_large_buffers_takes_no_more_memory_than_it_is_counted_for() {
+        const LIMIT: usize = 1_000_000;
+
+        let recent = Recent::default();
+        recent.limit(LIMIT, HOUR);
+        let large = |text: &str| {
+            let mut buffer = vec![b'x'; 1_000_000];
+            buffer[..text.len()].copy_from_slice(text.as_bytes());
+            bytes::Bytes::from(buffer).slice(..text.len())
+        };
+        let kept = allocation_counter::measure(|| {
+            for n in 0..3_000 {
+                let (identity, request) = request(n);
+                let request = request.with_local_settings(LocalSettings::new().set("app.note", "x".repeat(10_000)));
+                let window = answer(1, HOUR).window().expect("a window");
+                let name = HeaderName::from_bytes(b"x-a-name-that-no-standard-has").expect("a name");
+                let value = HeaderValue::from_maybe_shared(large("value")).expect("a value");
+                let response = StoredResponse::new(StatusCode::OK, large("body")).with_headers([(name, value)]);
+                let response = response.with_window(window);
+                recent.remember(&identity, &request, &response, Moment::now());
+                assert_eq!(recent.answer(&identity).map(|known| known.response), Some(response));
+            }
+        });
+        let limit = i64::try_from(LIMIT).expect("small");
+        assert!(kept.bytes_current <= limit, "{}", kept.bytes_current);
+        assert!(kept.bytes_current > limit / 4, "nothing is kept: {}", kept.bytes_current);
+    }
+
+    #[test]
     fn tombstones_and_what_was_erased_are_not_remembered() {
         let recent = Recent::default();
         recent.limit(100_000, HOUR);
         for n in 0..4 {
             let (identity, request) = request(n);
-            recent.remember(&identity, &request, &answer(1, HOUR), Instant::now());
+            recent.remember(&identity, &request, &answer(1, HOUR), Moment::now());
         }
         recent.forget(&Scope::new("owner-1"));
         let known: Vec<_> = (0..4).map(|n| recent.answer(&request(n).0).is_some()).collect();
         assert_eq!(known, [true, false, true, false]);
         let (identity, late) = request(5);
-        let before = Instant::now().checked_sub(Duration::from_secs(1)).expect("a running machine");
+        let now = Moment::now();
+        let monotonic = now.monotonic.checked_sub(Duration::from_secs(1)).expect("a running machine");
+        let before = Moment { monotonic, ..now };
         recent.remember(&identity, &late, &answer(1, HOUR), before);
         assert!(recent.answer(&identity).is_none(), "it began before the erasure");
         let (identity, request) = request(9);
-        recent.remember(&identity, &request, &StoredResponse::not_retained(StatusCode::OK), Instant::now());
+        recent.remember(&identity, &request, &StoredResponse::not_retained(StatusCode::OK), Moment::now());
         assert!(recent.answer(&identity).is_none());
     }
 }

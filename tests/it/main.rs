@@ -37,3 +37,4 @@ mod statements;
 mod tidy;
 mod timed;
 mod tx;
+mod verdicts;
