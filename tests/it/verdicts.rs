@@ -89,7 +89,7 @@ impl Keys {
 }
 
 /// What the documents say.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Model(HashMap<u8, Row>);
 
 #[derive(Clone, Copy)]
@@ -217,7 +217,7 @@ fn f75_whether_somebody_prunes_or_not_each_way_to_ask_says_what_the_documents_sa
         let mut now = START;
         clock.set(now).await;
         let mut models: HashMap<&str, Model> = HashMap::new();
-        // It began when the history did, or when the last request by it was made.
+        // It began when the history did.
         let mut old = old_transaction(&pool).await;
         for (step, said) in steps.iter().copied().enumerate() {
             let asked = match said {
@@ -232,6 +232,13 @@ fn f75_whether_somebody_prunes_or_not_each_way_to_ask_says_what_the_documents_sa
                     continue;
                 }
             };
+            // What an old transaction is told of a key; what it does is undone, since its window began long ago.
+            let request = keys.request("using", asked, now);
+            let mut savepoint = old.begin().await.unwrap();
+            let verdict = ask_using(&waiting, &mut savepoint, &request, step).await;
+            savepoint.rollback().await.unwrap();
+            let expected = models.entry("using").or_default().clone().ask(keys, asked, now, step);
+            assert_eq!(verdict, expected, "an old transaction: {asked:?} at step {step} of {keys:?} {steps:?}");
             for way in ["fresh", "seen", "waiting", "using"] {
                 let request = keys.request(way, asked, now);
                 let expected = models.entry(way).or_default().ask(keys, asked, now, step);
@@ -248,13 +255,6 @@ fn f75_whether_somebody_prunes_or_not_each_way_to_ask_says_what_the_documents_sa
                 };
                 assert_eq!(verdict, expected, "{way}: {asked:?} at step {step} of {keys:?} {steps:?}");
             }
-            // What an old transaction is told of a key; what it does is undone, since its window began long ago.
-            let request = keys.request("using", asked, now);
-            let mut savepoint = old.begin().await.unwrap();
-            let verdict = ask_using(&waiting, &mut savepoint, &request, step).await;
-            savepoint.rollback().await.unwrap();
-            let expected = models.entry("using").or_default().ask(keys, asked, now, step);
-            assert_eq!(verdict, expected, "an old transaction: {asked:?} at step {step} of {keys:?} {steps:?}");
         }
         old.rollback().await.unwrap();
         pool.close().await;
