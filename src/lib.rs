@@ -105,6 +105,10 @@ pub mod _docs {
     #[doc = include_str!("docs/problems.md")]
     pub mod problems {}
 
+    #[cfg(feature = "axum")]
+    #[doc = include_str!("docs/handlers.md")]
+    pub mod handlers {}
+
     #[doc = include_str!("docs/layers.md")]
     pub mod layers {}
 

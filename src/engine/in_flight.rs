@@ -71,8 +71,7 @@ impl InFlight {
                 entry.insert(Entry { request: request.clone(), state });
                 Entered::Owner(Owner {
                     in_flight: self.clone(),
-                    asked: Box::new((identity, request.clone())),
-                    since: Moment::now(),
+                    asked: Box::new((identity, request.clone(), Moment::now())),
                     sender,
                 })
             }
@@ -97,20 +96,19 @@ fn lock(entries: &Mutex<HashMap<Identity, Entry>>) -> MutexGuard<'_, HashMap<Ide
 /// wait either find its answer or enter anew, and the first of them is the next owner.
 pub(super) struct Owner {
     in_flight: InFlight,
-    asked: Box<(Identity, IdempotentRequest)>,
-    /// Before it asked the database.
-    since: Moment,
+    /// The third is when it came, before it asked the database.
+    asked: Box<(Identity, IdempotentRequest, Moment)>,
     sender: watch::Sender<State>,
 }
 
 impl Owner {
     pub(super) fn request(&self) -> &IdempotentRequest {
-        let (_, request) = &*self.asked;
+        let (_, request, _) = &*self.asked;
         request
     }
 
     fn identity(&self) -> &Identity {
-        let (identity, _) = &*self.asked;
+        let (identity, _, _) = &*self.asked;
         identity
     }
 
@@ -126,7 +124,8 @@ impl Owner {
 
     /// It has given this answer, and it is committed.
     pub(super) fn committed(self, response: StoredResponse) {
-        self.in_flight.recent().remember(self.identity(), self.request(), &response, self.since);
+        let (identity, request, since) = &*self.asked;
+        self.in_flight.recent().remember(identity, request, &response, *since);
         self.answered(response);
     }
 

@@ -92,6 +92,7 @@ mod codec;
 mod disposition;
 mod exchange;
 mod execute;
+mod executor;
 mod extract;
 mod fields;
 mod fingerprint;

@@ -17,8 +17,8 @@ use crate::{
 /// The request's connection, as an extractor: what a handler writes through it is committed together with its
 /// answer, or not at all.
 ///
-/// It dereferences to [`PgConnection`], so queries run on `&mut *tx`. Use [`begin`](Self::begin) for a part that may fail
-/// on its own. A handler that also queries the application's pool does so beside the transaction: it does not see what the
+/// `&mut tx` is an executor of sqlx's, and dereferences to [`PgConnection`]; [`_docs::handlers`](crate::_docs::handlers) shows
+/// the forms that compile. Use [`begin`](Self::begin) for a part that may fail on its own. A handler that also queries the application's pool does so beside the transaction: it does not see what the
 /// transaction has written, and what it writes there is not undone.
 ///
 /// ```no_run
@@ -28,7 +28,7 @@ use crate::{
 /// async fn create(mut tx: Tx, Json(name): Json<String>) -> Result<StatusCode, StatusCode> {
 ///     sqlx::query("insert into thing (name) values ($1)")
 ///         .bind(name)
-///         .execute(&mut *tx)
+///         .execute(&mut tx)
 ///         .await
 ///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
 ///     Ok(StatusCode::CREATED)

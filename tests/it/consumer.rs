@@ -288,3 +288,48 @@ async fn r60_an_answers_own_retention_outlasts_the_wait_of_a_duplicate() {
     let kept = window.expires.unwrap().duration_since(window.first_used).unwrap();
     assert_eq!(kept, Duration::from_millis(5_001), "the default wait is five seconds");
 }
+
+/// F78: each claim takes a place in a table that all sessions of the server share.
+#[tokio::test]
+async fn f78_a_transaction_claims_a_thousand_keys_and_is_told_before_it_fills_the_servers_table_of_locks() {
+    let database = Database::fresh().await;
+    let idempotency = engine(&database.pool_of(2).await).concurrency(Concurrency::Reject);
+    let claim = async |connection: &mut PgConnection, n: u32| {
+        idempotency.claim_using(connection, &message(&n.to_string(), "p")).await
+    };
+    let done = message("done", "p");
+    let Claim::Fresh(attempt) = idempotency.claim(done.clone()).await.unwrap() else { panic!("it is free") };
+    attempt.complete(&StoredResponse::new(StatusCode::OK, "")).await.unwrap();
+    let mut connection = database.connection().await;
+    let mut transaction = connection.begin().await.unwrap();
+    // What was there, or is undone, does not count.
+    for n in 0..20 {
+        let replayed = idempotency.claim_using(&mut transaction, &done).await.unwrap();
+        assert!(matches!(replayed, ClaimUsing::Replay(_)));
+        let mut savepoint = transaction.begin().await.unwrap();
+        assert!(matches!(claim(&mut savepoint, n).await.unwrap(), ClaimUsing::Fresh));
+        savepoint.rollback().await.unwrap();
+    }
+    for n in 0..1_000 {
+        assert!(matches!(claim(&mut transaction, n).await.unwrap(), ClaimUsing::Fresh), "{n}");
+    }
+    let error = claim(&mut transaction, 1_000).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TooManyClaims);
+    assert!(!error.is_transient());
+    let locks: i64 =
+        sqlx::query_scalar("select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()")
+            .fetch_one(&mut *transaction)
+            .await
+            .unwrap();
+    assert_eq!(locks, 1_000);
+    // The transaction goes on; and the next one on the same connection begins anew.
+    for n in 0..1_000 {
+        let request = message(&n.to_string(), "p");
+        idempotency.complete_using(&mut transaction, &request, &StoredResponse::new(StatusCode::OK, "")).await.unwrap();
+    }
+    transaction.commit().await.unwrap();
+    let mut transaction = connection.begin().await.unwrap();
+    assert!(matches!(claim(&mut transaction, 1_000).await.unwrap(), ClaimUsing::Fresh));
+    transaction.rollback().await.unwrap();
+    assert_eq!(database.rows().await.len(), 1_001);
+}

@@ -216,3 +216,56 @@ async fn f25_without_a_key_a_handler_that_keeps_its_connection_is_answered_500()
     reply(&app, post("/things")).await.assert_refused(RejectionKind::ConnectionHeld);
     assert_eq!(database.effects().await, 0);
 }
+
+async fn by_executor(executor: impl sqlx::PgExecutor<'_>) -> i64 {
+    sqlx::query_scalar("insert into effect (note) values ('e') returning id").fetch_one(executor).await.unwrap()
+}
+
+/// Fails and goes on, in a transaction of its own as it thinks.
+async fn by_acquire(acquire: impl sqlx::Acquire<'_, Database = sqlx::Postgres>) {
+    let mut part = acquire.begin().await.unwrap();
+    sqlx::query("insert into effect (note) values ('a')").execute(&mut *part).await.unwrap();
+    part.rollback().await.unwrap();
+}
+
+#[tokio::test]
+async fn f102_it_is_an_executor_and_can_be_acquired_and_all_of_it_is_one_transaction() {
+    use futures_util::TryStreamExt as _;
+    use sqlx::Acquire as _;
+
+    let database = Database::fresh().await;
+    for keyed in [true, false] {
+        let app = optional(&database, async |mut tx: Tx| {
+            sqlx::query("insert into effect (note) values ('1')").execute(&mut tx).await.unwrap();
+            by_executor(&mut tx).await;
+            by_acquire(&mut tx).await;
+            (&mut tx).acquire().await.unwrap().execute("insert into effect (note) values ('3')").await.unwrap();
+            let notes = sqlx::query_scalar("select note from effect order by id").fetch(&mut tx);
+            let notes: Vec<String> = notes.try_collect().await.unwrap();
+            let described =
+                sqlx::Executor::describe(&mut tx, sqlx::SqlSafeStr::into_sql_str("select 1 as one")).await.unwrap();
+            assert_eq!(described.columns().len(), 1);
+            sqlx::Executor::prepare(&mut tx, sqlx::SqlSafeStr::into_sql_str("select 1")).await.unwrap();
+            (StatusCode::INTERNAL_SERVER_ERROR, notes.join(","))
+        })
+        .await;
+        let ask = if keyed { post("/things").key("k") } else { post("/things") };
+        assert_eq!(reply(&app, ask).await.text(), "1,e,3");
+        assert_eq!(database.effects().await, 0, "undone with its response");
+    }
+}
+
+/// A savepoint in a transaction that PostgreSQL has given up would make sqlx roll all of it back.
+#[tokio::test]
+async fn f102_beginning_by_way_of_acquire_is_as_safe_as_by_itself() {
+    let database = Database::fresh().await;
+    let app = app(&database.pool().await, async |mut tx: Tx| {
+        effect(&mut tx).await;
+        drop(sqlx::query("select 1 / 0").execute(&mut tx).await);
+        assert!(sqlx::Acquire::begin(&mut tx).await.is_err());
+        drop(sqlx::query("insert into effect (note) values ('after')").execute(&mut tx).await);
+        StatusCode::CREATED
+    });
+    reply(&app, post("/things").key("k")).await.assert_refused(RejectionKind::TransactionAborted);
+    assert_eq!(database.effects().await, 0);
+}
