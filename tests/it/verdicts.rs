@@ -182,13 +182,13 @@ fn check<S: Strategy>(cases: u32, strategy: S, property: impl AsyncFn(&mut Clock
     });
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let mut runner = proptest::test_runner::TestRunner::new(config);
-    let clock = std::cell::RefCell::new(&mut clock);
+    let clock = tokio::sync::Mutex::new(&mut clock);
     runner
         .run(&strategy, |value| {
             runtime.block_on(async {
                 let empty = "truncate idempotency.keys, idempotency.windows";
                 sqlx::query(empty).execute(&mut database.connection().await).await.unwrap();
-                property(&mut clock.borrow_mut(), value).await;
+                property(&mut *clock.lock().await, value).await;
             });
             Ok(())
         })
