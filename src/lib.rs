@@ -73,8 +73,8 @@ pub mod middleware;
 
 #[cfg(feature = "axum")]
 pub use self::middleware::{
-    BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Outcome, Policy, Rejection, RejectionKind,
-    ResponseFuture, Tx,
+    BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Occurrence, Outcome, Policy, Rejection,
+    RejectionKind, ResponseFuture, Tx,
 };
 pub use self::{
     engine::{Attempt, Claim, ClaimUsing, Concurrency, Idempotency, Pruner, Ran, Rejected},

@@ -66,7 +66,7 @@ where
         Ok(Err(stop)) => {
             // That the handler has ended its transaction is the worse news.
             slot.release().await?;
-            return Err(stop);
+            return Err(stop.undone());
         }
         Err(payload) => {
             drop(slot.release().await);
@@ -86,7 +86,7 @@ where
     {
         blame(&rejection, operation);
         attempt.release().await.or_else(tolerate)?;
-        return Err(rejection.into());
+        return Err(rejection.undone().into());
     }
     end(exchange, attempt, captured).await
 }
@@ -103,7 +103,10 @@ async fn end<E>(exchange: &Exchange, attempt: Attempt, captured: Captured) -> Re
             attempt.release().await.or_else(tolerate)?;
             (None, false)
         }
-        Disposition::Commit => (Some(attempt.complete(&stored).await?), stored.bytes().is_some()),
+        Disposition::Commit => {
+            let completed = attempt.complete(&stored).await;
+            (Some(completed.map_err(|error| Stop::from(error).undone())?), stored.bytes().is_some())
+        }
         Disposition::Reject => match attempt.reject(&stored).await? {
             Rejected::Stored(window) => (Some(window), stored.bytes().is_some()),
             Rejected::Replay(stored) => return Ok(exchange.replay(stored)?),

@@ -42,7 +42,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(60);
 type ScopeFn = Arc<dyn Fn(&Parts) -> Option<Scope> + Send + Sync>;
 type LocalSettingsFn = Arc<dyn Fn(&Parts) -> LocalSettings + Send + Sync>;
 type DispositionFn = Arc<dyn Fn(&response::Parts) -> Disposition + Send + Sync>;
-type RejectionFn = Arc<dyn Fn(&Rejection) -> Response + Send + Sync>;
+type RejectionFn = Arc<dyn Fn(&Rejection, &Parts) -> Response + Send + Sync>;
 type GuardFn = Arc<dyn Fn(&Parts, &StoredResponse) -> bool + Send + Sync>;
 
 #[derive(Clone)]
@@ -199,15 +199,18 @@ impl Config {
         }
     }
 
-    pub(super) fn render(&self, rejection: Rejection) -> Response {
+    /// The response to a refused request; `head` is its head, where there is a renderer that sees it.
+    pub(super) fn render(&self, rejection: Rejection, head: Option<&Parts>) -> Response {
         let status = self.statuses.get(&rejection.kind()).copied().unwrap_or_else(|| rejection.status());
         let rejection = rejection.with_status(status);
-        let mut response = match &self.rejection {
-            Some(render) => render(&rejection),
-            None => rejection.to_problem(&self.problem_base),
+        let mut response = match (&self.rejection, head) {
+            (Some(render), Some(head)) => render(&rejection, head),
+            _ => rejection.to_problem(&self.problem_base),
         };
-        // A renderer that forgets the status must not turn a refusal into a success.
-        if !response.status().is_client_error() && !response.status().is_server_error() {
+        // A renderer that forgets the status must not turn a refusal into a success. To send a browser elsewhere is none.
+        let sent = response.status();
+        let redirects = sent.is_redirection() && response.headers().contains_key(header::LOCATION);
+        if !redirects && !sent.is_client_error() && !sent.is_server_error() {
             *response.status_mut() = status;
         }
         let headers = response.headers_mut();

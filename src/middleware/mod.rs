@@ -100,6 +100,7 @@ mod future;
 mod header;
 mod keyless;
 mod layer;
+mod occurrence;
 mod operation;
 mod outcome;
 mod panic;
@@ -116,6 +117,7 @@ pub use self::{
     disposition::Disposition,
     future::ResponseFuture,
     layer::IdempotencyLayer,
+    occurrence::Occurrence,
     outcome::Outcome,
     policy::Policy,
     rejection::{Rejection, RejectionKind},

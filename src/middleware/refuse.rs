@@ -2,7 +2,10 @@
 
 use axum::http::Method;
 
-use super::rejection::{Rejection, RejectionKind};
+use super::{
+    occurrence::Occurrence,
+    rejection::{Rejection, RejectionKind},
+};
 use crate::{
     Error, ErrorKind, Tombstone, Untimely,
     error::{Ended, Unavailable},
@@ -93,6 +96,11 @@ impl From<Error> for Rejection {
             }
         };
         let refused = Self::new(kind, detail);
+        let refused = match (error.kind(), error.how_ended()) {
+            (ErrorKind::Unanswered, _) => refused.with_occurrence(Occurrence::Executed),
+            (_, Some(how)) => refused.with_occurrence(how.into()),
+            (_, None) => refused,
+        };
         let nothing_was_kept = matches!(error.how_ended(), Some(Ended::Refused | Ended::ReadOnly | Ended::Savepoint));
         if nothing_was_kept { refused.with_key_reusable(true) } else { refused }
     }
@@ -185,7 +193,8 @@ impl Rejection {
             Untimely::OtherTime => Self::new(
                 RejectionKind::InvalidKey,
                 "the key was first sent at another time than this request says; repeat a request as it was",
-            ),
+            )
+            .with_occurrence(Occurrence::Unknown),
         }
     }
 

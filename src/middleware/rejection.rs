@@ -7,6 +7,8 @@ use axum::{
 };
 use serde_json::json;
 
+use super::occurrence::Occurrence;
+
 /// Why the layer, or one of its extractors, answered instead of the handler.
 ///
 /// It is in the extensions of every such response, whatever a renderer made of it, so that logging and metrics
@@ -17,6 +19,7 @@ pub struct Rejection {
     status: StatusCode,
     detail: Cow<'static, str>,
     key_reusable: bool,
+    occurrence: Occurrence,
     reference: Option<Arc<str>>,
 }
 
@@ -190,6 +193,7 @@ impl Rejection {
             status: kind.status(),
             detail: detail.into(),
             key_reusable: kind.is_key_reusable(),
+            occurrence: kind.occurrence(),
             reference: None,
         }
     }
@@ -208,6 +212,17 @@ impl Rejection {
     #[must_use]
     pub fn is_key_reusable(&self) -> bool {
         self.key_reusable
+    }
+
+    pub(super) fn with_occurrence(self, occurrence: Occurrence) -> Self {
+        Self { occurrence, ..self }
+    }
+
+    /// Whether the request was executed, now or before: that of its [kind](RejectionKind::occurrence), unless the refusal knows
+    /// better.
+    #[must_use]
+    pub fn occurrence(&self) -> Occurrence {
+        self.occurrence
     }
 
     /// With the status that the layer was told to give it.
@@ -253,6 +268,7 @@ impl Rejection {
             "detail": self.detail,
             "retryable": self.kind.is_retryable(),
             "key_reusable": self.key_reusable,
+            "occurrence": self.occurrence.as_str(),
         });
         if let Some(reference) = self.reference() {
             problem["reference"] = reference.into();

@@ -65,7 +65,9 @@ where
                 && !NEVER.contains(request.method())
                 && request.headers().contains_key(self.config.header())
             {
-                let refused = self.config.render(Rejection::key_not_handled(request.method()));
+                let rejection = Rejection::key_not_handled(request.method());
+                let (head, _) = request.into_parts();
+                let refused = self.config.render(rejection, Some(&head));
                 return ResponseFuture::guarded(std::future::ready(Ok(refused)));
             }
             return ResponseFuture::through(self.inner.call(request.map(Body::new)));
@@ -83,6 +85,16 @@ pub(super) enum Stop<E> {
     Refused(Rejection),
     /// The inner service failed; its error is not ours to answer.
     Failed(E),
+}
+
+impl<E> Stop<E> {
+    /// As [`Rejection::undone`].
+    pub(super) fn undone(self) -> Self {
+        match self {
+            Self::Refused(rejection) => Self::Refused(rejection.undone()),
+            Self::Failed(error) => Self::Failed(error),
+        }
+    }
 }
 
 impl<E> From<Rejection> for Stop<E> {
@@ -109,6 +121,7 @@ where
 {
     let (mut parts, body) = request.into_parts();
     let operation = operation::of(&config, &parts);
+    let head = config.rejection.is_some().then(|| parts.clone());
     let answered = match enter(&mut parts, &operation) {
         Ok(()) => flow(&config, inner, parts, body, &operation).await,
         Err(rejection) => Err(rejection.into()),
@@ -118,7 +131,7 @@ where
         Err(Stop::Failed(error)) => Err(error),
         Err(Stop::Refused(rejection)) => {
             debug!(%operation, outcome = rejection.kind().name(), "refused");
-            Ok(config.render(rejection))
+            Ok(config.render(rejection, head.as_ref()))
         }
     }
 }
@@ -142,7 +155,7 @@ where
 {
     let settings = config.local_settings(&parts);
     let Some(Sent { key, first }) = config.find(&parts.headers)? else {
-        return keyless(config, inner, parts, body, operation, settings).await;
+        return keyless(config, inner, parts, body, operation, settings).await.map_err(Stop::undone);
     };
     let scope = (config.scope)(&parts).filter(|scope| !scope.is_blank()).ok_or_else(Rejection::unscoped)?;
     config.fingerprint.admit(&parts)?;

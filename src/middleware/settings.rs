@@ -362,10 +362,31 @@ impl IdempotencyLayer {
 
     /// How the layer's own refusals look. Default: problem documents (RFC 9457).
     ///
-    /// The status may be another one, as long as it is 4xx or 5xx; otherwise the refusal's own is set.
+    /// `render` gets the refusal and the head of the request, for instance to look at `Accept`, or to send a browser's form
+    /// back to its page:
+    ///
+    /// ```
+    /// # use axum::response::{IntoResponse as _, Redirect};
+    /// # use axum_idempotency::{IdempotencyLayer, Rejection};
+    /// # fn f(layer: IdempotencyLayer) -> IdempotencyLayer {
+    /// layer.with_rejection_response(|rejection, head| {
+    ///     let accept = head.headers.get("accept").and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    ///     if accept.contains("text/html") {
+    ///         Redirect::to(&format!("/orders/new?problem={}", rejection.kind().name())).into_response()
+    ///     } else {
+    ///         Rejection::clone(rejection).into_response()
+    ///     }
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// The status may be another one: 4xx, 5xx, or 3xx with a `Location`. Otherwise the refusal's own is set.
     /// `Cache-Control: no-store` and, where it helps, `Retry-After` are added if they are missing, and the [`Rejection`]
     /// is put into the response's extensions.
-    pub fn with_rejection_response(self, render: impl Fn(&Rejection) -> Response + Send + Sync + 'static) -> Self {
+    pub fn with_rejection_response(
+        self,
+        render: impl Fn(&Rejection, &Parts) -> Response + Send + Sync + 'static,
+    ) -> Self {
         self.with(|config| config.rejection = Some(Arc::new(render)))
     }
 }

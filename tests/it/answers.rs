@@ -498,7 +498,7 @@ async fn r56_r57_refusals_are_valid_problem_documents_whatever_the_client_accept
 async fn r29_a_renderer_may_choose_another_status_but_never_a_success_and_loses_no_field() {
     let database = Database::fresh().await;
     for (chosen, given) in [(409, 409), (400, 400), (200, 422), (302, 422)] {
-        let idempotent = plain(&database).await.with_rejection_response(move |rejection| {
+        let idempotent = plain(&database).await.with_rejection_response(move |rejection, _| {
             (StatusCode::from_u16(chosen).unwrap(), rejection.detail().to_owned()).into_response()
         });
         let app = app_with(idempotent, create);
@@ -510,7 +510,7 @@ async fn r29_a_renderer_may_choose_another_status_but_never_a_success_and_loses_
     }
     let pool = database.pool().await;
     pool.close().await;
-    let own = layer(engine(&pool)).with_rejection_response(|_| StatusCode::SERVICE_UNAVAILABLE.into_response());
+    let own = layer(engine(&pool)).with_rejection_response(|_, _| StatusCode::SERVICE_UNAVAILABLE.into_response());
     let away = reply(&app_with(own, create), post("/things").key("k")).await;
     assert_eq!((away.status.as_u16(), &away.headers["retry-after"]), (503, &HeaderValue::from_static("1")));
 }
@@ -520,8 +520,8 @@ async fn r29_a_renderer_may_choose_another_status_but_never_a_success_and_loses_
 async fn f94_the_status_of_a_refusal_is_the_same_everywhere() {
     let database = Database::fresh().await;
     let idempotent = plain(&database).await.rejection_status(RejectionKind::KeyReused, StatusCode::BAD_REQUEST);
-    let asking = idempotent.clone().with_rejection_response(|rejection| rejection.status().into_response());
-    let choosing = idempotent.clone().with_rejection_response(|_| StatusCode::CONFLICT.into_response());
+    let asking = idempotent.clone().with_rejection_response(|rejection, _| rejection.status().into_response());
+    let choosing = idempotent.clone().with_rejection_response(|_, _| StatusCode::CONFLICT.into_response());
     for (layer, status) in [(idempotent, 400), (asking, 400), (choosing, 409)] {
         let app = app_with(layer, create);
         reply(&app, post("/things").key("k")).await;

@@ -191,7 +191,7 @@ async fn an_answer_without_a_body_is_kept_like_any_other() {
 async fn a_renderer_of_the_applications_changes_the_body_and_not_the_reason() {
     let database = Database::fresh().await;
     let own = layer(engine(&database.pool().await))
-        .with_rejection_response(|rejection| format!("error={}", rejection.kind().name()).into_response());
+        .with_rejection_response(|rejection, _| format!("error={}", rejection.kind().name()).into_response());
     let refused = reply(&app_with(own, create), post("/things")).await;
     assert_eq!((refused.status, refused.text()), (StatusCode::BAD_REQUEST, "error=missing-key"));
     assert_eq!(refused.kind(), Some(RejectionKind::MissingKey));

@@ -27,6 +27,7 @@ mod operators;
 mod pool;
 mod properties;
 mod readers;
+mod refusals;
 mod replay;
 mod rollback;
 mod scope;

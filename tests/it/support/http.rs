@@ -124,6 +124,8 @@ impl Reply {
         assert_eq!(problem["status"], kind.status().as_u16());
         assert_eq!(problem["retryable"], kind.is_retryable());
         assert_eq!(self.headers.contains_key(header::RETRY_AFTER), kind.is_retryable());
+        let occurrence = self.rejection.as_ref().map(Rejection::occurrence).expect("a refusal");
+        assert_eq!(problem["occurrence"], occurrence.as_str());
     }
 }
 
