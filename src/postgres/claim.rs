@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{
     PgConnection, Postgres, Row as _,
-    postgres::{PgArguments, PgRow},
+    postgres::{PgArguments, PgRow, types::PgInterval},
     query::Query,
 };
 
@@ -125,7 +125,10 @@ const CLAIM_WAITING: &str = sql!("keys/claim_waiting");
 /// For a key that bears a time.
 const CLAIM_TIMED: Statements = sql_of_both!("claim_timed");
 
-const REMOVE_EXPIRED: &str = sql!("keys/remove_expired");
+/// For a row that has expired.
+const TAKE_OVER: &str = sql!("keys/take_over");
+
+const TAKE_OVER_TIMED: &str = sql!("keys/take_over_timed");
 
 const READ: Statements = sql_of_both!("read");
 
@@ -145,49 +148,55 @@ pub(crate) async fn claim(
     terms: Terms<'_>,
 ) -> Result<Claimed, Error> {
     let place = terms.place();
-    let mut removed = false;
-    loop {
-        let row = match ask(connection, request, wait, terms).await {
+    let row = match ask(connection, request, wait, terms).await {
+        Ok(row) => row,
+        Err(error) => return gave_up(error),
+    };
+    if let Some(claimed) = claimed(&row)? {
+        return Ok(claimed);
+    }
+    // Whether the row's lock is this transaction's now, which says that a row in the way may have expired.
+    let free: Option<bool> = row.try_get("free").map_err(before_commit)?;
+    // Those that do not wait, and do not judge times, have seen that it has.
+    let has_expired = free.is_some() && terms.timing.is_none() && !wait.waits();
+    if has_expired && free == Some(false) {
+        return Ok(Claimed::Held);
+    }
+    if !has_expired {
+        if let Some(stored) = stored(&row)? {
+            return Ok(Claimed::Answered(stored));
+        }
+        // A row was in the way, or a lock. If its transaction has been committed meanwhile, it can be seen now.
+        if let Some(stored) = look(connection, request, place, terms.sending).await? {
+            return Ok(Claimed::Answered(stored));
+        }
+    }
+    // In the partitioned table a key has one time: it is too old for it before its row has expired.
+    if free == Some(true) && place == Place::Keys {
+        let row = match take_over(connection, request, wait, terms, &row).await? {
             Ok(row) => row,
             Err(error) => return gave_up(error),
         };
-        if let Some(claimed) = judged(&row)? {
+        if let Some(claimed) = claimed(&row)? {
             return Ok(claimed);
         }
-        if row.try_get("ours").map_err(before_commit)? {
-            let tid = row.try_get("place").map_err(before_commit)?;
-            return Ok(Claimed::Ours(window(&row)?, tid));
-        }
-        // Whether the row's lock is this transaction's now, which says that a row in the way may have expired.
-        let free: Option<bool> = row.try_get("free").map_err(before_commit)?;
-        // Those that do not wait, and do not judge times, have seen that it has.
-        let has_expired = free.is_some() && terms.timing.is_none() && !wait.waits();
-        if has_expired && free == Some(false) {
-            return Ok(Claimed::Held);
-        }
-        if !has_expired {
-            if let Some(stored) = stored(&row)? {
-                return Ok(Claimed::Answered(stored));
-            }
-            // Somebody's row was in the way, or their lock. If they have committed meanwhile, it can be seen now.
-            if let Some(stored) = look(connection, request, place, terms.sending).await? {
-                return Ok(Claimed::Answered(stored));
-            }
-        }
-        if free == Some(true) && place == Place::Keys && !removed {
-            removed = match remove_expired(connection, request, wait, terms.sending).await {
-                Ok(removed) => removed,
-                Err(error) => return gave_up(error),
-            };
-            if removed {
-                continue;
-            }
-        }
-        if has_expired && let Some(stored) = look(connection, request, place, terms.sending).await? {
-            return Ok(Claimed::Answered(stored));
-        }
-        return Ok(if wait.waits() { Claimed::Lost } else { Claimed::Held });
     }
+    if has_expired && let Some(stored) = look(connection, request, place, terms.sending).await? {
+        return Ok(Claimed::Answered(stored));
+    }
+    Ok(if wait.waits() { Claimed::Lost } else { Claimed::Held })
+}
+
+/// What a statement says that claims: the row is ours, or its time forbids it.
+fn claimed(row: &PgRow) -> Result<Option<Claimed>, Error> {
+    if let Some(claimed) = judged(row)? {
+        return Ok(Some(claimed));
+    }
+    if row.try_get("ours").map_err(before_commit)? {
+        let tid = row.try_get("place").map_err(before_commit)?;
+        return Ok(Some(Claimed::Ours(window(row)?, tid)));
+    }
+    Ok(None)
 }
 
 /// What a claim that the server refused has found.
@@ -228,21 +237,9 @@ async fn ask(
         (None, Wait::NextToNothing) => CLAIM_BOUNDED,
         (None, Wait::UpTo(_)) => CLAIM_WAITING,
     };
-    let answer = terms.answer.map(Columns::of);
-    let mut query = of_request(statement, request).bind(request.fingerprint().to_stored());
-    query = match terms.timing {
-        Some(timing) => query.bind(Moment(timing.born)),
-        None => query.bind(terms.retention.keep_micros().map(interval)),
-    };
-    query = query
-        .bind(terms.retention.replay_micros().map(interval))
-        .bind(answer.as_ref().map(|columns| columns.status))
-        .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
-        .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
-        .bind(answer.as_ref().and_then(|columns| columns.body))
-        .bind(request.lock_number());
+    let query = of_claim(statement, request, terms).bind(request.lock_number());
     let claims = terms.claims.map(|claims| claims.to_string());
-    query = match (terms.timing, wait) {
+    let query = match (terms.timing, wait) {
         (Some(Timing { born: _, window, keep, skew, partitioned }), wait) => query
             .bind(wait.lock_timeout())
             .bind(wait.waits())
@@ -258,18 +255,51 @@ async fn ask(
     query.persistent(terms.sending.kept).fetch_one(connection).await
 }
 
-/// Removes an expired row that is in the way, and says whether there was one.
-async fn remove_expired(
+/// Claims by taking over a row that has expired, as the pruner and a claim after it would have done. `judged` is what the
+/// claim before it said.
+async fn take_over(
     connection: &mut PgConnection,
     request: &IdempotentRequest,
     wait: Wait,
-    sending: Sending,
-) -> Result<bool, sqlx::Error> {
-    let query = of_request(REMOVE_EXPIRED, request).bind(wait.lock_timeout());
-    query.persistent(sending.kept).fetch_one(connection).await?.try_get("removed")
+    terms: Terms<'_>,
+    judged: &PgRow,
+) -> Result<Result<PgRow, sqlx::Error>, Error> {
+    let bound = |query: Query<'static, Postgres, PgArguments>| {
+        query.bind(wait.lock_timeout()).bind(terms.claims.map(|claims| claims.to_string()))
+    };
+    let query = match terms.timing {
+        None => bound(of_claim(TAKE_OVER, request, terms)),
+        Some(Timing { born, .. }) => {
+            let keep: i64 = judged.try_get("keep_us").map_err(before_commit)?;
+            let accepted: PgInterval = judged.try_get("accepted").map_err(before_commit)?;
+            let query = of_claim(TAKE_OVER_TIMED, request, terms).bind(Moment(born).plus(keep));
+            bound(query).bind(accepted)
+        }
+    };
+    Ok(query.persistent(terms.sending.kept).fetch_one(connection).await)
 }
 
-fn of_request<'q>(statement: &'static str, request: &'q IdempotentRequest) -> Query<'q, Postgres, PgArguments> {
+/// With what every claim has: its row, what was asked, for how long, and a response to be written at once.
+fn of_claim(
+    statement: &'static str,
+    request: &IdempotentRequest,
+    terms: Terms<'_>,
+) -> Query<'static, Postgres, PgArguments> {
+    let answer = terms.answer.map(Columns::of);
+    let query = of_request(statement, request).bind(request.fingerprint().to_stored());
+    let query = match terms.timing {
+        Some(timing) => query.bind(Moment(timing.born)),
+        None => query.bind(terms.retention.keep_micros().map(interval)),
+    };
+    query
+        .bind(terms.retention.replay_micros().map(interval))
+        .bind(answer.as_ref().map(|columns| columns.status))
+        .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
+        .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
+        .bind(answer.as_ref().and_then(|columns| columns.body))
+}
+
+fn of_request(statement: &'static str, request: &IdempotentRequest) -> Query<'static, Postgres, PgArguments> {
     sqlx::query(statement)
         .bind(request.scope().as_stored())
         .bind(request.operation().as_str())

@@ -5,7 +5,7 @@
 -- others learn that it is taken without an attempt at the row, which would wait. Where an engine
 -- has no such locks, it is as if it were free. The insert alone decides who executes. If there is a
 -- row, it does nothing, so a replay costs no transaction id. If that row has expired, it has to be
--- removed before the key is claimed again, provided that the lock is `free`.
+-- taken over by another statement, provided that the lock is `free`.
 --
 -- The row is looked for only if the insert did nothing: `offset 0` keeps PostgreSQL (16 and later)
 -- from asking that last.

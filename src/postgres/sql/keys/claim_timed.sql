@@ -102,6 +102,7 @@ select claim.created_at is not null as ours, claim.place,
               then 'expired'
             else judged.verdict
        end as verdict,
+       judged.accepted, judged.keep_us,
        live.fingerprint, live.status, live.header_names, live.header_values, live.body, live.born_at as born,
        coalesce(live.created_at, claim.created_at) as first_used,
        coalesce(live.expires_at, claim.expires_at) as expires,

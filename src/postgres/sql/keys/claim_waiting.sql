@@ -6,7 +6,7 @@
 -- 3. `claim` inserts. Where there are no advisory locks, they wait here.
 -- 4. The outer query tells what happened, and puts `lock_timeout` back. If neither was there, a row
 --    is in the way that this statement does not see: one that was answered meanwhile, or one that
---    has expired and has to be removed first.
+--    has expired and has to be taken over.
 --
 -- $1 scope text
 -- $2 operation text
