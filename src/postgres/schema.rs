@@ -1,6 +1,10 @@
 //! The table, and how it comes to be.
 
-use std::sync::LazyLock;
+use std::{
+    borrow::Cow,
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
 
 use super::sql::sql;
 use sqlx::{
@@ -12,6 +16,7 @@ use sqlx::{
     },
     postgres::PgPoolOptions,
 };
+use tokio::time::sleep;
 
 /// The migrations of this crate, for those who list, run or undo them through sqlx themselves.
 ///
@@ -39,9 +44,17 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// `idempotency.migrations`. What a newer release has applied is left alone, so that an older one can still start beside it.
 /// Behind a pooler that works by transactions, call it over a direct connection: sqlx holds a lock of the session meanwhile.
 ///
+/// Requests are served meanwhile. A migration that has to wait for those who use a table, such as a handler that takes its time,
+/// gives up after a second, lets everybody go on, and tries again, for ten minutes at most.
+///
+/// Where another tool applies the files in `migrations/` (in their order, each once), this need not be called at all. To change
+/// over to it, let it be noted once what has been applied: `MIGRATOR.skip(&pool, None)` for everything that this release brings,
+/// `MIGRATOR.skip(&pool, Some(2))` for what was applied up to version 2.
+///
 /// # Errors
 ///
-/// What PostgreSQL says, or that the database was migrated by another release of this crate.
+/// What PostgreSQL says; that tables are there which are not noted; or that the database was migrated by another release of
+/// this crate, whose files were not these.
 pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
     run(&MIGRATOR, pool).await
 }
@@ -101,10 +114,44 @@ async fn run(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
     if is_up_to_date {
         return Ok(());
     }
-    let own = one(options.options([("search_path", "pg_catalog")]));
-    let migrated = migrator.run(&own).await;
-    own.close().await;
-    migrated
+    let options = options.options([("search_path", "pg_catalog"), ("lock_timeout", LOCK_LIMIT)]);
+    let end = Instant::now().checked_add(PATIENCE);
+    loop {
+        let own = one(options.clone());
+        let migrated = migrator.run(&own).await;
+        own.close().await;
+        match migrated {
+            Err(error) if code(&error) == "55P03" && end.is_some_and(|end| Instant::now() < end) => sleep(PAUSE).await,
+            Err(error) if code(&error) == "42P07" => return Err(MigrateError::Source(Box::new(MadeElsewhere(error)))),
+            migrated => return migrated,
+        }
+    }
+}
+
+/// How long a migration waits for those who use a table, and how long it then lets them go on: while it waits, everybody who
+/// comes waits behind it.
+const LOCK_LIMIT: &str = "1s";
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long it goes on trying, which is also how long it waits for another process that migrates.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// A table is there already.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "tables of the schema idempotency are there, but its table of migrations does not say so; if another tool has made them \
+     by the files in migrations/, let that be noted once, by MIGRATOR.skip(&pool, None)"
+)]
+struct MadeElsewhere(#[source] MigrateError);
+
+/// PostgreSQL's code for what went wrong.
+fn code(error: &MigrateError) -> String {
+    let error = match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => error,
+        _ => return String::new(),
+    };
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.map(Cow::into_owned).unwrap_or_default()
 }
 
 /// Has all been applied, as far as this role may see? Otherwise sqlx finds out what is missing, or says what it is not let do:

@@ -142,9 +142,14 @@ async fn drop_role(database: &Database, kind: &str) {
 
 /// What the guide says to paste, up to the line that begins so.
 fn documented_grants(until: &str) -> String {
+    documented_block(1).split(until).next().unwrap().to_owned()
+}
+
+/// The guide's blocks of SQL about roles.
+fn documented_block(number: usize) -> String {
     let guide = include_str!("../../src/docs/connections.md");
-    let grants = guide.split("# Roles").nth(1).unwrap().split("```sql").nth(1).unwrap().split("```").next().unwrap();
-    grants.split(until).next().unwrap().to_owned()
+    let block = guide.split("# Roles").nth(1).unwrap().split("```sql").nth(number).unwrap();
+    block.split("```").next().unwrap().to_owned()
 }
 
 /// (b): there is nothing to do, and the role may create nothing.
@@ -169,6 +174,10 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
     let keys = TimeBearing::first_sent(std::time::Duration::from_secs(3_600)).unwrap();
     let timed = request().with_first_sent(std::time::SystemTime::now());
     assert!(matches!(idempotency.clone().time_bearing(keys).claim(timed).await, Ok(Claim::Fresh(_))));
+    // A key that has expired is used again, which takes no right to delete.
+    database.expire().await;
+    let again = crate::support::reply(&app, crate::support::post("/things").key("k")).await;
+    assert_eq!((again.status.as_u16(), again.replayed()), (200, false));
     idempotency.stats().await.unwrap();
     assert!(idempotency.forget(&Scope::new("alice")).await.is_err(), "it may not delete");
     database
@@ -184,11 +193,13 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
     idempotency.prune(10).await.unwrap();
 
     // An operator who reads; and one who may do nothing is told so.
-    let reads =
-        "grant usage on schema idempotency to app; grant select on idempotency.keys, idempotency.windows to app";
-    let reader = role(&database, "reader", reads).await;
+    let reader = role(&database, "reader", &documented_block(2).replace(" to operator", " to app")).await;
     engine(&reader).stats().await.unwrap();
+    let key = IdempotencyKey::new("k").unwrap();
+    let declined = engine(&reader).lookup(&Scope::new("alice"), &Operation::new("declined"), &key).await.unwrap();
+    assert_eq!(declined, None, "it has been forgotten");
     assert!(engine(&reader).claim(request()).await.is_err());
+    assert!(engine(&reader).forget(&Scope::new("alice")).await.is_err());
     let stranger = role(&database, "stranger", "").await;
     assert!(migrate(&stranger).await.is_err());
     for (pool, kind) in [(pool, "app"), (reader, "reader"), (stranger, "stranger")] {
@@ -216,4 +227,81 @@ async fn f77_an_older_release_migrates_after_a_newer_one() {
     MIGRATOR.undo(&pool, 2).await.unwrap();
     migrate(&pool).await.unwrap();
     assert!(matches!(engine(&pool).claim(request()).await, Ok(Claim::Fresh(_))));
+}
+
+/// (c): another tool applied the files, all of them or some.
+#[tokio::test]
+async fn f77_what_another_tool_has_applied_is_noted_once_and_from_then_on_migrating_goes_on_from_there() {
+    for applied in [1, 2, 3_i64] {
+        let database = Database::unmigrated().await;
+        let pool = database.pool().await;
+        let up = MIGRATOR.iter().filter(|migration| migration.migration_type.is_up_migration());
+        for migration in up.filter(|migration| migration.version <= applied) {
+            pool.execute(sqlx::raw_sql(migration.sql.clone())).await.unwrap();
+        }
+        let error = migrate(&pool).await.unwrap_err();
+        assert!(error.to_string().contains("MIGRATOR.skip(&pool, None)"), "{error}");
+        MIGRATOR.skip(&pool, Some(applied)).await.unwrap();
+        migrate(&pool).await.unwrap();
+        let noted = "select version from idempotency.migrations where success order by version";
+        let noted: Vec<i64> = sqlx::query_scalar(noted).fetch_all(&pool).await.unwrap();
+        assert_eq!(noted, [1, 2, 3]);
+        assert!(matches!(engine(&pool).claim(request()).await, Ok(Claim::Fresh(_))));
+    }
+}
+
+async fn complete(engine: &axum_idempotency::Idempotency, key: &str) {
+    let key = IdempotencyKey::new(key).unwrap();
+    let request = IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of(["f"]));
+    let Ok(Claim::Fresh(attempt)) = engine.claim(request).await else { panic!("it is free") };
+    attempt.complete(&axum_idempotency::StoredResponse::new(axum::http::StatusCode::CREATED, "done")).await.unwrap();
+}
+
+#[tokio::test]
+async fn f77_keys_outlast_each_migration_down_and_up_again() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    for (down, key) in [(2, "a"), (1, "b")] {
+        complete(&engine(&pool), key).await;
+        let before = database.rows().await.len();
+        MIGRATOR.undo(&pool, down).await.unwrap();
+        // Without the guard, or the column for times, what needs neither goes on.
+        if down == 2 {
+            complete(&engine(&pool), "between").await;
+        }
+        migrate(&pool).await.unwrap();
+        assert_eq!(database.rows().await.len(), before + usize::from(down == 2));
+        let key = IdempotencyKey::new(key).unwrap();
+        let request = IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of(["f"]));
+        assert!(matches!(engine(&pool).claim(request).await, Ok(Claim::Replay(_))));
+    }
+}
+
+/// A process that has its statements prepared, and an attempt open, while another one migrates: neither waits for long, and
+/// nothing fails.
+#[tokio::test]
+async fn f77_processes_of_an_older_release_go_on_while_a_newer_one_migrates_beside_them() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    MIGRATOR.undo(&pool, 2).await.unwrap();
+    let older = engine(&pool);
+    for key in ["a", "b", "c"] {
+        complete(&older, key).await;
+    }
+    let Ok(Claim::Fresh(open)) = older.claim(request()).await else { panic!("it is free") };
+    let migrating = {
+        let database = database.options();
+        tokio::spawn(async move { migrate(&sqlx::PgPool::connect_lazy_with(database)).await })
+    };
+    // It has given up at least once, for the sake of the attempt, and others went on meanwhile.
+    database.until_waiting(1).await;
+    complete(&older, "d").await;
+    open.complete(&axum_idempotency::StoredResponse::new(axum::http::StatusCode::CREATED, "done")).await.unwrap();
+    migrating.await.unwrap().unwrap();
+    for key in ["e", "f"] {
+        complete(&older, key).await;
+    }
+    assert!(matches!(older.claim(request()).await, Ok(Claim::Replay(_))));
+    assert!(matches!(engine(&pool).claim(request()).await, Ok(Claim::Replay(_))));
+    assert_eq!(database.rows().await.len(), 7);
 }
