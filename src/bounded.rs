@@ -17,7 +17,7 @@ pub(crate) fn name(name: &str) -> Arc<str> {
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+    bytes.iter().fold(String::with_capacity(bytes.len().saturating_mul(2)), |mut text, byte| {
         write!(text, "{byte:02x}").ok();
         text
     })

@@ -47,6 +47,8 @@
 //! `sqlx = { version = "0.9", features = ["runtime-tokio", …] }`. Tokio is required.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// A duration or a time from a setting, a client or a table may be the longest that there is.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 // Floor 1: words. No I/O, no sqlx, no axum.
 mod bounded;

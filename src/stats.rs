@@ -18,14 +18,18 @@ impl Pruned {
     /// How many rows were deleted or changed, without those in dropped partitions.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        self.deleted + self.faded
+        self.deleted.saturating_add(self.faded)
     }
 
     pub(crate) fn add(&mut self, other: Self) {
-        self.deleted += other.deleted;
-        self.faded += other.faded;
-        self.partitions_made += other.partitions_made;
-        self.partitions_dropped += other.partitions_dropped;
+        for (sum, more) in [
+            (&mut self.deleted, other.deleted),
+            (&mut self.faded, other.faded),
+            (&mut self.partitions_made, other.partitions_made),
+            (&mut self.partitions_dropped, other.partitions_dropped),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
     }
 }
 

@@ -20,14 +20,14 @@ pub(super) struct GoesOn(Backlog);
 
 impl Backlog {
     pub(super) fn enter(&self) -> GoesOn {
-        self.0.send_modify(|count| *count += 1);
+        self.0.send_modify(|count| *count = count.saturating_add(1));
         GoesOn(self.clone())
     }
 }
 
 impl Drop for GoesOn {
     fn drop(&mut self) {
-        self.0.0.send_modify(|count| *count -= 1);
+        self.0.0.send_modify(|count| *count = count.saturating_sub(1));
     }
 }
 

@@ -182,7 +182,7 @@ pub(super) async fn contend(
     answer: Option<&StoredResponse>,
 ) -> Result<Contended, Error> {
     let terms = terms(idempotency, timing, answer);
-    let (mut place, mut lost) = (None, 0);
+    let (mut place, mut lost) = (None, 0_u32);
     for _ in 0..ROUNDS {
         let wait = patience.wait(place.is_some());
         let asked =
@@ -242,7 +242,7 @@ pub(super) async fn contend(
             Err(error) if error.kind() == ErrorKind::Conflict => transaction = transaction.restart().await?,
             // The connection cannot serve, or is gone with a server that restarts. Nothing has been executed yet.
             Err(error) if error.is_of_connection() && lost < CONNECTIONS_LOST => {
-                lost += 1;
+                lost = lost.saturating_add(1);
                 drop(transaction);
                 transaction = idempotency.begin(request).await?;
             }

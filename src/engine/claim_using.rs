@@ -31,7 +31,7 @@ pub(super) async fn claim_using(
     let timing = timing(idempotency, request)?;
     let patience = Patience::of(idempotency.0.concurrency);
     let place = idempotency.0.places.try_acquire();
-    let mut prepared = 0;
+    let mut prepared = 0_u32;
     for _ in 0..ROUNDS {
         let sending = idempotency.0.connections.sending();
         let held = claim::claims(connection, sending).await?;
@@ -78,7 +78,7 @@ pub(super) async fn claim_using(
             Claimed::Untimely(untimely) => return Ok(ClaimUsing::Untimely(untimely)),
             missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
                 // Under REPEATABLE READ and above this transaction does not see what was prepared.
-                prepared += 1;
+                prepared = prepared.saturating_add(1);
                 if prepared > 2 {
                     return Err(Error::new(ErrorKind::Conflict));
                 }

@@ -259,17 +259,18 @@ impl Idempotency {
         const BATCH: u32 = 1_000;
 
         self.0.in_flight.recent().forget(scope);
-        let mut forgotten = 0;
+        let mut forgotten = 0_u64;
         loop {
             let rows = postgres::prune::forget(&self.0.connections, scope, BATCH).await?;
-            forgotten += rows;
+            forgotten = forgotten.saturating_add(rows);
             if rows < u64::from(BATCH) {
                 // What was committed meanwhile may have been remembered.
                 self.0.in_flight.recent().forget(scope);
                 let connections = &self.0.connections;
                 let mut remaining = postgres::prune::remaining(connections, scope, BATCH).await?;
                 if remaining > 0 {
-                    forgotten += postgres::prune::forget_waiting(connections, scope, BATCH).await?;
+                    let more = postgres::prune::forget_waiting(connections, scope, BATCH).await?;
+                    forgotten = forgotten.saturating_add(more);
                     remaining = postgres::prune::remaining(connections, scope, BATCH).await?;
                 }
                 return Ok(Forgotten { keys: forgotten, remaining });

@@ -13,7 +13,10 @@ use super::{
 };
 use crate::{
     Untimely,
-    postgres::claim::{Terms, Wait},
+    postgres::{
+        claim::{Terms, Wait},
+        time::later,
+    },
 };
 
 /// How long a claim waits for others.
@@ -38,21 +41,17 @@ impl Patience {
             Concurrency::Reject => (false, A_MOMENT),
         };
         let now = Instant::now();
-        // A wait so long that a clock may not hold its end is cut to a year.
-        let end = now + time.min(Duration::from_secs(365 * 24 * 60 * 60));
-        Self { waits, end }
+        Self { waits, end: later(now, time) }
     }
 
     /// When a claim is given up that the database does not answer. `lock_timeout` ends a wait for others sooner, though it
     /// counts for each lock anew, and some engines ignore it.
     pub(super) fn limit(self, wait: Wait, terms: Terms<'_>) -> Instant {
         let now = Instant::now();
-        let end = self.end.max(now) + GRACE;
+        let end = later(self.end.max(now), GRACE);
         match wait {
             Wait::UpTo(_) => end,
-            Wait::Never | Wait::NextToNothing => {
-                now.checked_add(terms.sending.limit).map_or(end, |limit| limit.min(end))
-            }
+            Wait::Never | Wait::NextToNothing => later(now, terms.sending.limit).min(end),
         }
     }
 

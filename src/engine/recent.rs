@@ -121,8 +121,9 @@ impl Recent {
         };
         let headers = response.headers().iter().map(field).fold(0, usize::saturating_add);
         let (scope, operation, key) = identity;
-        let names = scope.as_stored().len() + operation.as_str().len() + key.as_str().len();
-        let bytes = body.len().saturating_add(headers).saturating_add(names).saturating_add(OVERHEAD);
+        let parts =
+            [body.len(), headers, scope.as_stored().len(), operation.as_str().len(), key.as_str().len(), OVERHEAD];
+        let bytes = parts.into_iter().fold(0, usize::saturating_add);
         if bytes > limit / 2 || generations.erased.is_some_and(|erased| since.monotonic <= erased) {
             return;
         }

@@ -90,7 +90,7 @@ impl Beginning {
     }
 
     fn len(&self) -> usize {
-        self.first.len() + self.joined.len()
+        self.first.len().saturating_add(self.joined.len())
     }
 
     fn into_bytes(self) -> Bytes {

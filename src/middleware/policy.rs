@@ -65,7 +65,7 @@ impl Serialize for Policy {
         let optional =
             [self.operation.is_some(), self.window.is_some(), self.replay.is_some(), self.time_bearing.is_some()];
         let present = optional.into_iter().filter(|there| *there).count();
-        let mut fields = serializer.serialize_struct("Policy", 4 + present)?;
+        let mut fields = serializer.serialize_struct("Policy", present.saturating_add(4))?;
         match &self.operation {
             Some(operation) => fields.serialize_field("operation", operation.as_str())?,
             None => fields.skip_field("operation")?,

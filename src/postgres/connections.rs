@@ -23,6 +23,7 @@ use super::{
     error::{at_begin, before_commit, is_full},
     lent::Lent,
     sql::sql,
+    time::later,
     transaction::Transaction,
 };
 use crate::{
@@ -198,8 +199,7 @@ fn is_down(error: &Error) -> bool {
 impl Source {
     fn deadline(&self) -> Instant {
         let patience = self.application.options().get_acquire_timeout();
-        let now = Instant::now();
-        now.checked_add(patience).unwrap_or(now + Duration::from_secs(24 * 60 * 60))
+        later(Instant::now(), patience)
     }
 
     fn pool(&self) -> Result<&PgPool, Error> {
@@ -268,7 +268,7 @@ impl Source {
             return Err(Error::unavailable(Unavailable::InUse { connections: self.settings.connections, within }));
         };
         let pool = self.pool()?;
-        let acquired = timeout_at(deadline.max(Instant::now() + LEAST_TRY), pool.acquire()).await;
+        let acquired = timeout_at(deadline.max(later(Instant::now(), LEAST_TRY)), pool.acquire()).await;
         let connection = match acquired {
             Ok(Ok(connection)) => connection,
             Ok(Err(sqlx::Error::PoolTimedOut)) | Err(_) => return Err(self.diagnose(pool).await),

@@ -19,7 +19,7 @@ mod sending;
 pub(crate) mod slow;
 mod sql;
 pub(crate) mod stats;
-mod time;
+pub(crate) mod time;
 pub(crate) mod transaction;
 #[cfg(feature = "axum")]
 pub(crate) mod unkeyed;

@@ -106,7 +106,7 @@ fn missing(there: &[(i64, i64)], now: i64, window: i64, skew: i64) -> Vec<(i64, 
             continue;
         }
         let next = there.iter().map(|(lower, _)| *lower).find(|lower| *lower > from).unwrap_or(i64::MAX);
-        let upper = (from.div_euclid(width) + 1).saturating_mul(width).min(next);
+        let upper = from.div_euclid(width).saturating_add(1).saturating_mul(width).min(next);
         // The first one may reach back behind what is accepted; if all of it does, it would be due at once.
         if upper > oldest {
             missing.push((from, upper));

@@ -36,7 +36,8 @@ pub(crate) async fn prune(connections: &Connections, limit: u32, from: &AtomicI6
     if partitions::are_ours(connections).await? {
         pruned.partitions_made = partitions::ensure(connections).await?;
         pruned.partitions_dropped = u64::from(partitions::drop_one(connections).await?);
-        pruned.faded += batch(connections, sqlx::query(timed_keys).bind(limit)).await?;
+        let faded = batch(connections, sqlx::query(timed_keys).bind(limit)).await?;
+        pruned.faded = pruned.faded.saturating_add(faded);
     }
     Ok(pruned)
 }
@@ -60,11 +61,11 @@ async fn delete(connections: &Connections, limit: u32, from: &AtomicI64) -> Resu
 /// How many of an owner's rows are there, up to a limit for each table?
 pub(crate) async fn remaining(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
     let tables = if partitions::exist(connections).await? { &REMAINING[..] } else { &REMAINING[..1] };
-    let mut remaining = 0;
+    let mut remaining = 0_u64;
     for statement in tables {
         let counted = connections.look(sqlx::query(*statement).bind(i64::from(limit)).bind(scope.as_stored())).await?;
         let rows: i64 = counted.map_or(Ok(0), |row| row.try_get("rows")).map_err(before_commit)?;
-        remaining += u64::try_from(rows).unwrap_or_default();
+        remaining = remaining.saturating_add(u64::try_from(rows).unwrap_or_default());
     }
     Ok(remaining)
 }
@@ -92,7 +93,7 @@ async fn forget_by(
     let statement = |text| sqlx::query(text).bind(i64::from(limit)).bind(scope.as_stored());
     let mut forgotten = batch(connections, statement(keys)).await?;
     if forgotten < u64::from(limit) && partitions::exist(connections).await? {
-        forgotten += batch(connections, statement(timed_keys)).await?;
+        forgotten = forgotten.saturating_add(batch(connections, statement(timed_keys)).await?);
     }
     Ok(forgotten)
 }

@@ -146,9 +146,8 @@ struct MadeElsewhere(#[source] MigrateError);
 
 /// PostgreSQL's code for what went wrong.
 fn code(error: &MigrateError) -> String {
-    let error = match error {
-        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => error,
-        _ => return String::new(),
+    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
+        return String::new();
     };
     let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
     code.map(Cow::into_owned).unwrap_or_default()

@@ -6,12 +6,14 @@
 /// The statement in a file, without the comment before it, which ends at the first empty line.
 pub(super) const fn statement(file: &'static str) -> &'static str {
     let bytes = file.as_bytes();
-    let mut at = 1;
+    let (mut at, mut ends_a_line) = (0_usize, false);
     while at < bytes.len() {
-        if bytes[at - 1] == b'\n' && bytes[at] == b'\n' {
-            return file.split_at(at + 1).1;
+        let is_end = bytes[at] == b'\n';
+        at = at.saturating_add(1);
+        if is_end && ends_a_line {
+            return file.split_at(at).1;
         }
-        at += 1;
+        ends_a_line = is_end;
     }
     file
 }

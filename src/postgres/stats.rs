@@ -35,9 +35,10 @@ pub(crate) async fn stats(connections: &Connections) -> Result<Stats, Error> {
         oldest.extend(Moment::read(row, "oldest")?.map(Moment::to_system_time));
     }
     stats.oldest = oldest.into_iter().min();
-    stats
-        .operations
-        .sort_by_key(|operation| std::cmp::Reverse(operation.live + operation.tombstones + operation.expired));
+    stats.operations.sort_by_key(|operation| {
+        let OperationStats { live, tombstones, expired, .. } = operation;
+        std::cmp::Reverse(live.saturating_add(*tombstones).saturating_add(*expired))
+    });
     Ok(stats)
 }
 
@@ -68,8 +69,8 @@ async fn look(
     let size = sqlx::query(SIZE).bind(table).persistent(sending.kept).fetch_one(&mut *connection);
     let size = sending.ask(size).await?;
     let bytes = |column| size.try_get(column).map(unsigned).map_err(before_commit);
-    stats.table_bytes += bytes("table_bytes")?;
-    stats.index_bytes += bytes("index_bytes")?;
+    stats.table_bytes = stats.table_bytes.saturating_add(bytes("table_bytes")?);
+    stats.index_bytes = stats.index_bytes.saturating_add(bytes("index_bytes")?);
     let pages: f64 = size.try_get("pages").map_err(before_commit)?;
     let share = if pages > PAGES { PAGES / pages } else { 1.0 };
     stats.sampled = stats.sampled.min(share);
@@ -97,10 +98,14 @@ fn add(stats: &mut Stats, more: OperationStats) {
     match stats.operations.iter_mut().find(|operation| operation.operation == more.operation) {
         None => stats.operations.push(more),
         Some(operation) => {
-            operation.live += more.live;
-            operation.tombstones += more.tombstones;
-            operation.expired += more.expired;
-            operation.bytes += more.bytes;
+            for (sum, more) in [
+                (&mut operation.live, more.live),
+                (&mut operation.tombstones, more.tombstones),
+                (&mut operation.expired, more.expired),
+                (&mut operation.bytes, more.bytes),
+            ] {
+                *sum = sum.saturating_add(more);
+            }
             operation.oldest = operation.oldest.into_iter().chain(more.oldest).min();
         }
     }

@@ -13,6 +13,8 @@ use sqlx::{
     },
 };
 
+use tokio::time::Instant;
+
 use super::error::before_commit;
 use crate::Error;
 
@@ -73,7 +75,50 @@ impl Encode<'_, Postgres> for Moment {
     }
 }
 
+/// So much later; a time that a clock may not hold is cut to a year.
+pub(crate) fn later(now: Instant, by: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+    now.checked_add(by.min(YEAR)).unwrap_or(now)
+}
+
 /// An `interval` of so many microseconds.
 pub(super) fn interval(microseconds: i64) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoded(moment: Moment) -> i64 {
+        let mut buffer = PgArgumentBuffer::default();
+        assert!(matches!(moment.encode_by_ref(&mut buffer), Ok(IsNull::No)));
+        i64::from_be_bytes(buffer[..].try_into().expect("eight bytes"))
+    }
+
+    #[test]
+    fn f82_the_first_and_the_last_times_that_there_are_come_to_no_harm() {
+        // PostgreSQL has -infinity where a timestamp is the least number.
+        assert_eq!(encoded(Moment::NEVER), i64::MIN);
+        assert_eq!(encoded(Moment(0)), -SINCE_1970);
+        assert_eq!(encoded(Moment(i64::MAX)), i64::MAX - SINCE_1970);
+        let micro = Duration::from_micros(1);
+        for time in [UNIX_EPOCH, UNIX_EPOCH + micro, UNIX_EPOCH - micro, UNIX_EPOCH - Duration::from_secs(1 << 40)] {
+            assert_eq!(Moment::of(time).to_system_time(), time);
+        }
+        for moment in [Moment::NEVER, Moment(i64::MAX), Moment(i64::MIN + 1)] {
+            // Times that the machine's clock has no word for are taken for 1970.
+            assert!([moment, Moment(0), Moment(i64::MIN + 1)].contains(&Moment::of(moment.to_system_time())));
+        }
+        assert_eq!(Moment(i64::MAX).plus(1), Moment(i64::MAX));
+        assert_eq!(Moment::NEVER.plus(-1), Moment::NEVER);
+    }
+
+    #[tokio::test]
+    async fn f82_no_wait_is_too_long_for_the_clock() {
+        let now = Instant::now();
+        assert_eq!(later(now, Duration::ZERO), now);
+        assert!(later(now, Duration::MAX) > now);
+    }
 }

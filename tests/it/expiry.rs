@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use axum::response::IntoResponse as _;
-use axum_idempotency::{Idempotency, Pruned, Pruner, Retention, Tx};
+use axum_idempotency::{
+    Claim, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Pruned, Pruner, Retention, Scope, Tx,
+};
 use sqlx::Connection as _;
 
 use crate::support::{Database, Gate, Runs, all, app, app_with, create, effect, engine, layer, post, reply};
@@ -537,4 +539,48 @@ async fn f82_no_duration_is_too_long_or_too_short_for_a_setting() {
         let pruner = Pruner::new(base).interval(extreme);
         assert_eq!(pruner.run_until(std::future::ready(())).await, Pruned::default());
     }
+}
+
+#[tokio::test]
+async fn f82_rows_with_the_first_and_the_last_times_that_there_are_break_nothing() {
+    let database = Database::fresh().await;
+    let pool = database.pool().await;
+    let idempotency = engine(&pool).answers_in_memory(100_000, Duration::MAX);
+    let times =
+        ["'-infinity'", "'4713-01-01 BC'", "'1969-12-31 23:59:59.999999Z'", "'294276-12-31'", "'infinity'", "null"];
+    let mut live = 0;
+    for created in &times[..5] {
+        for expires in times {
+            for replay in times {
+                let insert = format!(
+                    "insert into idempotency.keys (scope, operation, key, fingerprint, status, header_names, header_values,
+                                                   body, created_at, expires_at, replay_until)
+                     values ('', 'o', $1, '', 200, '{{}}', '{{}}', 'done', {created}, {expires}, {replay})"
+                );
+                let key = format!("{created} {expires} {replay}");
+                let insert = sqlx::query(sqlx::AssertSqlSafe(insert)).bind(&key);
+                insert.execute(&pool).await.unwrap();
+                let key = IdempotencyKey::new(key).unwrap();
+                let expired = expires.contains("-inf") || expires.contains("BC") || expires.contains("1969");
+                let fades = replay.contains("-inf") || replay.contains("BC") || replay.contains("1969");
+                let (scope, operation) = (Scope::global(), Operation::new("o"));
+                let found = idempotency.lookup(&scope, &operation, &key).await.unwrap();
+                assert_eq!(found.is_none(), expired);
+                let request = IdempotentRequest::new(scope, operation, key, Fingerprint::of(["f"]).with_scheme(7));
+                match idempotency.claim(request).await.unwrap() {
+                    Claim::Replay(_) => assert!(!expired && !fades),
+                    Claim::NotRetained(_) => assert!(!expired && fades),
+                    Claim::Fresh(attempt) => {
+                        assert!(expired);
+                        attempt.release().await.unwrap();
+                    }
+                    other => panic!("{other:?}"),
+                }
+                live += i64::from(!expired);
+            }
+        }
+    }
+    idempotency.stats().await.unwrap();
+    while idempotency.prune(50).await.unwrap().rows() > 0 {}
+    assert_eq!(i64::try_from(database.rows().await.len()).unwrap(), live);
 }
