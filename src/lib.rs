@@ -13,7 +13,7 @@
 //! # What you get
 //!
 //! * **At most one execution commits** for each owner, operation and key within the key's window (or for ever, with keys
-//!   that [bear a time](TimeBearing)), whatever the number of concurrent duplicates, processes and crashes. The claim is
+//!   that [hold their time](TimeBearing)), whatever the number of concurrent duplicates, processes and crashes. The claim is
 //!   one atomic `INSERT … ON CONFLICT`.
 //! * **Effects and answer together**, or neither. No byte of an answer is sent before its commit is acknowledged.
 //! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once, or within two

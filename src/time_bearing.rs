@@ -12,7 +12,8 @@ use crate::{
 ///
 /// A key whose time is within the window is remembered until its time has left it. An older one that is not remembered
 /// may have been executed and forgotten, so it is refused, with 412 `key-expired`, and not executed. One from the
-/// future is refused too. So a key is executed at most once, without any limit in time.
+/// future is refused too. So a key is executed at most once, without any limit in time; where the time stands
+/// [beside](Self::first_sent) the key, that holds for the two together.
 ///
 /// ```
 /// use std::time::Duration;
@@ -105,7 +106,9 @@ impl TimeBearing {
 
     /// The time comes beside the key: for the layer in `Repeatability-First-Sent`, with the key in
     /// `Repeatability-Request-ID` (OASIS Repeatable Requests 1.0); elsewhere by
-    /// [`IdempotentRequest::with_first_sent`]. It counts in whole seconds. That standard's keys are UUIDs in any case: add
+    /// [`IdempotentRequest::with_first_sent`]. It counts in whole seconds. While a key is remembered, it is refused with another
+    /// time; when it is forgotten, whether its row has been pruned or not, the same key with a new time is a new request, as that
+    /// standard has it. That standard's keys are UUIDs in any case: add
     /// [`uuid_keys`](crate::IdempotencyLayer::uuid_keys) to take them so.
     ///
     /// # Errors

@@ -155,7 +155,10 @@ impl Idempotency {
     /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and
     /// commits, or rolls back everything. PostgreSQL refuses to commit a claim without its response (SQLSTATE 23503,
     /// `a_claim_is_committed_with_its_response`). The window counts from the beginning of the caller's transaction: claim
-    /// early in it.
+    /// early in it. Whether a key has expired is a matter of when it is asked, however long ago the transaction began.
+    ///
+    /// A transaction holds a thousand claims at most, since each takes a place in the server's table of locks; the next one is
+    /// refused with [`TooManyClaims`](crate::ErrorKind::TooManyClaims), and the transaction goes on.
     ///
     /// The first claim of an operation whose keys [bear a time](TimeBearing), and the first one of a partition, take a
     /// connection from the engine's pool for a moment.

@@ -204,7 +204,9 @@ impl Idempotency {
     /// up to `age` more. A few seconds are enough for most retries. Answers of
     /// [`sensitive`](crate::IdempotencyLayer::sensitive) routes are not kept here either.
     ///
-    /// It counts for all clones of this value. An answer larger than half of `bytes` is not kept.
+    /// It counts for all clones of this value. An answer larger than half of `bytes` is not kept. `bytes` covers what is kept
+    /// with it as well; body and fields are copied, so that nothing larger stays in memory for their sake. The age counts by the
+    /// wall clock too, so that a machine that was suspended replays nothing that is too old.
     #[must_use]
     pub fn answers_in_memory(self, bytes: usize, age: Duration) -> Self {
         self.0.in_flight.recent().limit(bytes, age);
