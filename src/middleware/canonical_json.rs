@@ -16,7 +16,7 @@ pub(super) fn canonical(body: &[u8]) -> Option<Vec<u8>> {
 
 /// `text` is known to be JSON, so only strings have to be told from the rest.
 fn holds_all(text: &str, value: &Value) -> bool {
-    let (mut rest, mut names) = (text, 0);
+    let (mut rest, mut names) = (text, 0_usize);
     while let Some(first) = rest.chars().next() {
         rest = match first {
             '"' => after_string(&rest[1..]),
@@ -29,7 +29,7 @@ fn holds_all(text: &str, value: &Value) -> bool {
                 &rest[end..]
             }
             _ => {
-                names += usize::from(first == ':');
+                names = names.saturating_add(usize::from(first == ':'));
                 &rest[first.len_utf8()..]
             }
         };
@@ -44,7 +44,7 @@ fn after_string(text: &str) -> &str {
         match letter {
             _ if escaped => escaped = false,
             '\\' => escaped = true,
-            '"' => return &text[at + 1..],
+            '"' => return text.get(at.saturating_add(1)..).unwrap_or_default(),
             _ => {}
         }
     }
@@ -54,8 +54,8 @@ fn after_string(text: &str) -> &str {
 /// How many members all objects have together.
 fn members(value: &Value) -> usize {
     match value {
-        Value::Array(values) => values.iter().map(members).sum(),
-        Value::Object(object) => object.len() + object.values().map(members).sum::<usize>(),
+        Value::Array(values) => values.iter().map(members).fold(0, usize::saturating_add),
+        Value::Object(object) => object.values().map(members).fold(object.len(), usize::saturating_add),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
     }
 }
@@ -76,7 +76,7 @@ fn decimal(number: &str) -> Option<(bool, String, i64)> {
     let exponent = exponent.strip_prefix('+').unwrap_or(exponent).parse::<i64>().ok()?;
     let digits = [whole, fraction].concat();
     let significant = digits.trim_end_matches('0');
-    let zeros = i64::try_from(digits.len() - significant.len()).ok()?;
+    let zeros = i64::try_from(digits.len().checked_sub(significant.len())?).ok()?;
     let power = exponent.checked_sub(i64::try_from(fraction.len()).ok()?)?.checked_add(zeros)?;
     let significant = significant.trim_start_matches('0');
     if significant.is_empty() {

@@ -10,8 +10,8 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
 use super::{
-    canonical_json::canonical,
-    rejection::{Rejection, RejectionKind},
+    content::{Content, ContentRules},
+    pairs,
 };
 use crate::Fingerprint;
 
@@ -21,29 +21,22 @@ pub(super) type FingerprintFn = Arc<dyn Fn(&Parts, &[u8]) -> Fingerprint + Send 
 #[derive(Clone, Default)]
 pub(super) struct FingerprintRules {
     pub(super) own: Option<FingerprintFn>,
-    pub(super) canonical_json: bool,
+    pub(super) content: ContentRules,
+    pub(super) query_in_any_order: bool,
     /// Fields that count as well.
     pub(super) headers: Vec<HeaderName>,
     pub(super) secret: Option<Arc<[u8]>>,
 }
 
-/// Not to be mixed up with scheme 1, the plain one.
-const RESERVED: u8 = 1;
+/// That of the plain settings.
+const PLAIN: u8 = 1;
+
+/// From here on each number stands for one combination of switches; below are those that a function chooses, and hashes of
+/// settings that are more than switches.
+const SWITCHES: u8 = 240;
 
 impl FingerprintRules {
-    /// Refuses what has no fingerprint, before its body is read.
-    pub(super) fn admit(&self, parts: &Parts) -> Result<(), Rejection> {
-        if self.own.is_none() && essence(parts).starts_with(b"multipart/") {
-            return Err(Rejection::new(
-                RejectionKind::MultipartUnsupported,
-                "a multipart body differs on every try, by its boundary; this operation needs a fingerprint function \
-                 (IdempotencyLayer::with_fingerprint) to accept it",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Left out is what may differ between a request and its retry: who asks and when, what formats he likes, how the
+    /// Left out is what may differ between a request and its retry: who asks and when, which formats are preferred, how the
     /// bytes were framed.
     pub(super) fn of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
         let fingerprint = match &self.own {
@@ -54,60 +47,73 @@ impl FingerprintRules {
             Some(secret) => keyed(fingerprint, secret),
             None => fingerprint,
         };
-        match self.settings(fingerprint.scheme()) {
-            Some(settings) => {
-                let scheme = Fingerprint::of(settings).digest()[0];
-                fingerprint.with_scheme(if scheme == RESERVED { 0 } else { scheme })
-            }
-            None => fingerprint,
-        }
+        let scheme = self.scheme(fingerprint.scheme());
+        fingerprint.with_scheme(scheme)
     }
 
-    /// What makes the scheme another one; `None` if it is the plain one, or a function's own without more.
-    fn settings(&self, own_scheme: u8) -> Option<Vec<Vec<u8>>> {
+    /// Another number for other settings, since a row of another scheme matches every request.
+    fn scheme(&self, own_scheme: u8) -> u8 {
         let own = self.own.is_some();
-        let json = self.canonical_json && !own;
-        let headers = if own { &[][..] } else { &self.headers };
-        if !json && headers.is_empty() && self.secret.is_none() && (!own || own_scheme != RESERVED) {
-            return None;
+        let (headers, switches) = if own { (&[][..], 0) } else { (&*self.headers, self.switches()) };
+        if headers.is_empty() && self.secret.is_none() {
+            match (own, switches) {
+                (false, 0) => return PLAIN,
+                (false, switches) => return SWITCHES.saturating_add(switches),
+                (true, _) if own_scheme != PLAIN => return own_scheme,
+                (true, _) => {}
+            }
         }
-        let mut settings = vec![vec![own_scheme, u8::from(own), u8::from(json), u8::from(self.secret.is_some())]];
+        let mut settings = vec![vec![own_scheme, u8::from(own), switches, u8::from(self.secret.is_some())]];
         settings.extend(headers.iter().map(|name| name.as_str().as_bytes().to_vec()));
         if let Some(secret) = &self.secret {
             // Another secret is another scheme; a byte of its keyed hash tells nothing of it.
             settings.push(keyed(Fingerprint::of(["scheme"]), secret).digest().to_vec());
         }
-        Some(settings)
+        match Fingerprint::of(settings).digest()[0] % SWITCHES {
+            PLAIN => 0,
+            scheme => scheme,
+        }
+    }
+
+    /// 0 to 15: a bit for each.
+    fn switches(&self) -> u8 {
+        let ContentRules { canonical_json, json_rpc, form_in_any_order } = self.content;
+        let bits = [canonical_json, json_rpc, form_in_any_order, self.query_in_any_order];
+        bits.into_iter().fold(0, |switches, bit| switches << 1 | u8::from(bit))
     }
 
     fn usual(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
         let uri = original_uri(parts);
+        let query = uri.query().unwrap_or_default().as_bytes();
+        let query = if self.query_in_any_order { Cow::Owned(pairs::ordered(query)) } else { Cow::Borrowed(query) };
         let essence = essence(parts);
         let encoding = joined(parts, &header::CONTENT_ENCODING, |value| value);
-        let is_json = essence == b"application/json" || essence.ends_with(b"+json");
-        let canonical = if self.canonical_json && is_json { canonical(body) } else { None };
-        let body = canonical.map_or(Cow::Borrowed(body), Cow::Owned);
-        let mut fields = vec![
-            parts.method.as_str().as_bytes(),
-            uri.path().as_bytes(),
-            uri.query().unwrap_or_default().as_bytes(),
-            &essence,
-            &encoding,
-            &body,
-        ];
-        for name in &self.headers {
-            let mut count = 0_usize;
-            for value in parts.headers.get_all(name) {
-                fields.push(name.as_str().as_bytes());
-                fields.push(value.as_bytes());
-                count += 1;
-            }
-            if count == 0 {
-                // Absent is not the same as empty.
-                fields.push(name.as_str().as_bytes());
-            }
+        let lines: Vec<_> = parts.headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes()).collect();
+        let content = Content::of(self.content, &lines, &essence, !encoding.is_empty(), body);
+        let head = content.head();
+        let listed: Vec<_> = self.headers.iter().map(|name| Listed::of(parts, name)).collect();
+        let mut fields =
+            vec![parts.method.as_str().as_bytes(), uri.path().as_bytes(), &query, &essence, &encoding, &head];
+        fields.extend(content.parts.iter().map(|part| &**part));
+        for field in &listed {
+            fields.push(&field.count);
+            fields.extend(&field.lines);
         }
         Fingerprint::of(fields)
+    }
+}
+
+/// The lines of a listed field, after their number: absent is not the same as empty, and a line of one field is none of the
+/// next.
+struct Listed<'a> {
+    count: [u8; 8],
+    lines: Vec<&'a [u8]>,
+}
+
+impl<'a> Listed<'a> {
+    fn of(parts: &'a Parts, name: &HeaderName) -> Self {
+        let lines: Vec<_> = parts.headers.get_all(name).iter().map(|value| value.as_bytes()).collect();
+        Self { count: (lines.len() as u64).to_be_bytes(), lines }
     }
 }
 
@@ -156,7 +162,10 @@ mod tests {
 
     #[test]
     fn r26_canonical_json_ignores_what_json_ignores_and_nothing_else() {
-        let rules = FingerprintRules { canonical_json: true, ..FingerprintRules::default() };
+        let rules = FingerprintRules {
+            content: ContentRules { canonical_json: true, ..ContentRules::default() },
+            ..FingerprintRules::default()
+        };
         let of = |body| json(&rules, body);
         for (one, other) in [
             (r#"{"a":1,"b":[1,2]}"#, r#" { "b" : [1, 2], "a" : 1.0 } "#),
@@ -207,6 +216,42 @@ mod tests {
             for other in &all[n + 1..] {
                 assert_ne!(of(&rules, one), of(&rules, other), "{one:?} {other:?}");
             }
+        }
+    }
+
+    #[test]
+    fn r25_a_value_of_one_listed_field_is_none_of_another() {
+        let rules = FingerprintRules {
+            headers: vec![HeaderName::from_static("x-a"), HeaderName::from_static("x-b")],
+            ..Default::default()
+        };
+        let of = |name: &str, value: &str| {
+            let request = Request::post("/a").header(name, value).body(()).expect("a request");
+            rules.of(&request.into_parts().0, b"")
+        };
+        for value in ["", "x-a", "x-b"] {
+            assert_ne!(of("x-a", value), of("x-b", value), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn r28_each_combination_of_switches_has_a_scheme_of_its_own() {
+        let mut schemes = std::collections::HashSet::new();
+        for bits in 0..16 {
+            let on = |bit: u8| bits & (1 << bit) != 0;
+            let content = ContentRules { canonical_json: on(0), json_rpc: on(1), form_in_any_order: on(2) };
+            let rules = FingerprintRules { content, query_in_any_order: on(3), ..Default::default() };
+            let scheme = json(&rules, "{}").scheme();
+            assert!(schemes.insert(scheme) && (scheme > SWITCHES) == (bits > 0), "{bits:04b}");
+            let listed = FingerprintRules { headers: vec![header::ACCEPT], ..rules.clone() };
+            assert!(json(&listed, "{}").scheme() < SWITCHES && json(&listed, "{}").scheme() != PLAIN);
+            let own: FingerprintFn = Arc::new(|_, body| Fingerprint::of([body]));
+            let own = FingerprintRules { own: Some(own), ..rules };
+            assert_eq!(
+                json(&own, "{}").scheme(),
+                json(&FingerprintRules { content: ContentRules::default(), query_in_any_order: false, ..own }, "{}")
+                    .scheme()
+            );
         }
     }
 

@@ -49,7 +49,6 @@ impl RejectionKind {
             | Self::InvalidKey
             | Self::KeyNotHandled
             | Self::KeyFromFuture
-            | Self::MultipartUnsupported
             | Self::TimeLimit
             | Self::ResponseTooLarge
             | Self::ResponseUnsupported

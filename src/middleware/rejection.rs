@@ -47,8 +47,6 @@ pub enum RejectionKind {
     RequestUnreadable,
     /// 413 `request-too-large`: the request's body is over the layer's limit.
     RequestTooLarge,
-    /// 415 `multipart-unsupported`: a multipart body has no fingerprint of its own.
-    MultipartUnsupported,
     /// 422 `key-reused`: the key was used for another request.
     KeyReused,
     /// 409 `in-flight`: a request with this key is still running.
@@ -99,9 +97,6 @@ impl RejectionKind {
             }
             Self::RequestTooLarge => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "request-too-large", "The request body is too large")
-            }
-            Self::MultipartUnsupported => {
-                (StatusCode::UNSUPPORTED_MEDIA_TYPE, "multipart-unsupported", "Multipart bodies cannot be compared")
             }
             Self::KeyReused => {
                 (StatusCode::UNPROCESSABLE_ENTITY, "key-reused", "Idempotency-Key was used for another request")
@@ -325,8 +320,7 @@ mod tests {
             Kind::Unscoped => Some(Kind::ReplayRefused),
             Kind::ReplayRefused => Some(Kind::RequestUnreadable),
             Kind::RequestUnreadable => Some(Kind::RequestTooLarge),
-            Kind::RequestTooLarge => Some(Kind::MultipartUnsupported),
-            Kind::MultipartUnsupported => Some(Kind::KeyReused),
+            Kind::RequestTooLarge => Some(Kind::KeyReused),
             Kind::KeyReused => Some(Kind::InFlight),
             Kind::InFlight => Some(Kind::ResponseNotRetained),
             Kind::ResponseNotRetained => Some(Kind::StoreUnavailable),

@@ -158,7 +158,6 @@ where
         return keyless(config, inner, parts, body, operation, settings).await.map_err(Stop::undone);
     };
     let scope = (config.scope)(&parts).filter(|scope| !scope.is_blank()).ok_or_else(Rejection::unscoped)?;
-    config.fingerprint.admit(&parts)?;
     let body = match read(body, config.max_request_bytes).await {
         Read::Whole(whole) => whole,
         Read::TooLarge(_) => return Err(Rejection::request_too_large(config.max_request_bytes).into()),

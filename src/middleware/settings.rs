@@ -14,9 +14,7 @@ use super::{
     rejection::{Rejection, RejectionKind},
     tx_use::TxUse,
 };
-use crate::{
-    Concurrency, Fingerprint, IdempotencyKey, LocalSettings, Operation, Retention, StoredResponse, TimeBearing,
-};
+use crate::{Concurrency, IdempotencyKey, LocalSettings, Operation, Retention, StoredResponse, TimeBearing};
 
 /// Methods for which a key means nothing.
 pub(super) const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
@@ -192,44 +190,6 @@ impl IdempotencyLayer {
     /// Keys have to pass `check` as well; others are refused with 400. Default: any key.
     pub fn with_key_check(self, check: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         self.with(|config| config.key.check = Some(Arc::new(check)))
-    }
-}
-
-/// # What tells a retry from another request
-///
-/// A row that was written under other settings of these matches every request with its key, so that a deployment which
-/// changes them refuses no honest retry.
-impl IdempotencyLayer {
-    /// JSON bodies are compared by what they say and not by their bytes, in their canonical form (RFC 8785): order of
-    /// members, white space and `1.0` for `1` make no difference. Default: the bytes.
-    ///
-    /// A body counts by its bytes where that form would not say all that it says: if it holds a number that is not what its
-    /// IEEE double prints, such as an integer beyond 2^53 or `1234567890123456.71`, if an object names a member twice, and if
-    /// it is not JSON.
-    pub fn canonical_json(self) -> Self {
-        self.with(|config| config.fingerprint.canonical_json = true)
-    }
-
-    /// Header fields that belong to what is asked, such as an API version. Default: none but `Content-Type`, without
-    /// parameters, and `Content-Encoding`.
-    pub fn fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.with(|config| config.fingerprint.headers = names.into_iter().collect())
-    }
-
-    /// Stores fingerprints as their HMAC under `secret`, so that nobody who reads the table can find a short body by
-    /// trying.
-    pub fn fingerprint_secret(self, secret: impl AsRef<[u8]>) -> Self {
-        self.with(|config| config.fingerprint.secret = Some(secret.as_ref().into()))
-    }
-
-    /// What tells a retry from another request. Default: method, path, query, `Content-Type` without parameters,
-    /// `Content-Encoding`, and the bytes of the body.
-    ///
-    /// Multipart bodies, whose bytes differ on every try, are accepted only with such a function. It replaces
-    /// [`canonical_json`](Self::canonical_json) and [`fingerprint_headers`](Self::fingerprint_headers). When it changes,
-    /// give what it returns another [scheme](Fingerprint::with_scheme).
-    pub fn with_fingerprint(self, fingerprint: impl Fn(&Parts, &[u8]) -> Fingerprint + Send + Sync + 'static) -> Self {
-        self.with(|config| config.fingerprint.own = Some(Arc::new(fingerprint)))
     }
 }
 

@@ -254,27 +254,6 @@ async fn r46_r50_fields_that_are_left_out_as_a_rule_can_be_kept_and_lines_stay_a
 }
 
 #[tokio::test]
-async fn r27_a_multipart_body_is_refused_before_it_is_read_unless_there_is_a_fingerprint_for_it() {
-    let database = Database::fresh().await;
-    let multipart = |body: &'static str| {
-        post("/things").key("k").header("content-type", "multipart/form-data; boundary=x").body(body)
-    };
-    let without = app_with(plain(&database).await, create);
-    let endless = Body::from_stream(stream::pending::<Result<String, std::io::Error>>());
-    let refused = reply(&without, multipart("").body(endless)).await;
-    refused.assert_refused(RejectionKind::MultipartUnsupported);
-    assert!(refused.text().contains("with_fingerprint"));
-    assert_eq!(database.rows().await, []);
-
-    let with = app_with(
-        plain(&database).await.with_fingerprint(|parts, _| axum_idempotency::Fingerprint::of([parts.uri.path()])),
-        create,
-    );
-    assert_eq!(reply(&with, multipart("boundary-1")).await.status, StatusCode::CREATED);
-    assert!(reply(&with, multipart("boundary-2")).await.replayed());
-}
-
-#[tokio::test]
 async fn r26_r25_r28_the_settings_for_fingerprints_apply_over_http() {
     let database = Database::fresh().await;
     let ask = |body: &'static str| post("/things").key("k").header("content-type", "application/json").body(body);

@@ -18,6 +18,7 @@ mod duplicates;
 mod examples;
 mod expiry;
 mod faults;
+mod fingerprints;
 mod guard;
 mod key_reuse;
 mod keys;
