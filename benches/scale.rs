@@ -148,7 +148,7 @@ async fn clients(pool: &PgPool, numbers: &Arc<AtomicU64>, stop: &Arc<AtomicBool>
                         sqlx::query("insert into effect (note) values ('x')").execute(attempt.connection()).await?;
                         attempt.complete(&answer).await?;
                     }
-                    other => return Err(format!("not fresh: {other:?}").into()),
+                    Claim::Duplicate(duplicate) => return Err(format!("not fresh: {duplicate:?}").into()),
                 }
                 latencies.push(began.elapsed());
             }

@@ -79,7 +79,7 @@ pub use self::middleware::{
     RejectionKind, ResponseFuture, Tx,
 };
 pub use self::{
-    engine::{Attempt, Claim, ClaimUsing, Concurrency, Idempotency, Pruner, Ran, Rejected},
+    engine::{Attempt, Claim, ClaimUsing, Concurrency, Duplicate, Idempotency, Pruner, Ran, Rejected},
     error::{Error, ErrorKind},
     fingerprint::Fingerprint,
     key::{IdempotencyKey, InvalidKey},

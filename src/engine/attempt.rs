@@ -1,14 +1,14 @@
 use super::{
-    Idempotency, Uninterrupted,
-    claim::{Contended, Settled, contend, settle},
-    in_flight::Owner,
+    Duplicate, Idempotency, Uninterrupted,
+    claim::{Contended, contend, settle},
+    in_flight::Leader,
     patience::{Caller, Patience},
     timing::timing,
 };
 #[cfg(feature = "axum")]
 use crate::postgres::slow;
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Window,
     error::{Connection, Unavailable},
     postgres::{
         claim::Timing,
@@ -29,15 +29,11 @@ use sqlx::PgConnection;
 /// match idempotency.claim(request).await? {
 ///     Claim::Fresh(mut attempt) => {
 ///         sqlx::query("update account set balance = balance - 1").execute(attempt.connection()).await?;
-///         let answer = StoredResponse::new(http::StatusCode::CREATED, "done");
-///         attempt.complete(&answer).await?;
-///         Ok(answer)
+///         let response = StoredResponse::new(http::StatusCode::CREATED, "done");
+///         attempt.complete(&response).await?;
+///         Ok(response)
 ///     }
-///     Claim::Replay(answer) => Ok(answer),
-///     Claim::NotRetained(_) => Err("done before, and the answer was not kept".into()),
-///     Claim::InProgress => Err("still running, try again later".into()),
-///     Claim::KeyReused => Err("the key belongs to another request".into()),
-///     Claim::Untimely(_) => Err("the key bears a time at which it is not executed".into()),
+///     Claim::Duplicate(duplicate) => Ok(duplicate.into_response()?),
 /// }
 /// # }
 /// ```
@@ -46,47 +42,39 @@ use sqlx::PgConnection;
 pub struct Attempt {
     // In this order: the rollback begins before those who wait learn of it.
     transaction: Transaction,
-    owner: Owner,
+    leader: Leader,
     window: Window,
     /// Where the row lies in its table, if that is to be used.
     tid: Option<Box<str>>,
     idempotency: Idempotency,
 }
 
-/// What became of an answer whose work was undone. Exhaustive: each case is answered differently.
+/// What became of a response whose work was undone.
 #[derive(Debug)]
 #[must_use = "only a stored rejection may be given to the client"]
 pub enum Rejected {
     /// It is stored, for this window, and is what every retry will get.
     Stored(Window),
-    /// While the work was being undone, the same request was executed elsewhere. This is its answer, and the one to
-    /// give.
-    Replay(StoredResponse),
-    /// Likewise, and its answer was not kept.
-    NotRetained(Tombstone),
-    /// Likewise, and it is still running.
-    InProgress,
-    /// Likewise, for a request with another fingerprint.
-    KeyReused,
-    /// The key has become too old meanwhile to be kept: nothing was.
-    Untimely(Untimely),
+    /// While the work was being undone, the key was used elsewhere, or became too old to be kept: nothing was stored, and this is
+    /// what the client is to be told.
+    Overtaken(Duplicate),
 }
 
 impl Attempt {
     pub(super) fn new(
         transaction: Transaction,
-        owner: Owner,
+        leader: Leader,
         window: Window,
         tid: Option<Box<str>>,
         idempotency: Idempotency,
     ) -> Self {
-        Self { transaction, owner, window, tid, idempotency }
+        Self { transaction, leader, window, tid, idempotency }
     }
 
     /// What is being executed.
     #[must_use]
     pub fn request(&self) -> &IdempotentRequest {
-        self.owner.request()
+        self.leader.request()
     }
 
     /// When the key was first used, which is now, and until when its answer will be kept.
@@ -124,14 +112,14 @@ impl Attempt {
     }
 
     async fn record_and_commit(mut self, response: StoredResponse) -> Result<Window, Error> {
-        let row = row(&self.idempotency, self.owner.request())?;
+        let row = row(&self.idempotency, self.leader.request())?;
         let row = Row { window: Some(self.window), tid: self.tid.as_deref(), ..row };
         let recorded = record::record(self.transaction.connection(), row, &response).await;
         match self.transaction.note(recorded) {
             Ok(window) => {
                 let window = window.unwrap_or(self.window);
                 self.transaction.commit().await?;
-                self.owner.committed(response.with_window(window));
+                self.leader.committed(response.with_window(window));
                 Ok(window)
             }
             Err(error) => {
@@ -160,25 +148,17 @@ impl Attempt {
         let patience = Patience::of(self.idempotency.0.concurrency);
         let timing = self.timing()?;
         let transaction = self.transaction.restart().await?;
-        let request = self.owner.request();
+        let request = self.leader.request();
         let caller = Caller::stays();
         match contend(&self.idempotency, transaction, request, patience, timing, caller, Some(&response)).await? {
             Contended::Ours(transaction, window, _) => {
                 transaction.commit().await?;
-                self.owner.committed(response.with_window(window));
+                self.leader.committed(response.with_window(window));
                 Ok(Rejected::Stored(window))
             }
             // Another process was faster.
-            Contended::Answered(stored) => Ok(match settle(self.owner, timing, stored) {
-                Settled::Answer(response) => match response.tombstone() {
-                    None => Rejected::Replay(response),
-                    Some(tombstone) => Rejected::NotRetained(tombstone),
-                },
-                Settled::Reused => Rejected::KeyReused,
-                Settled::OtherTime => Rejected::Untimely(Untimely::OtherTime),
-            }),
-            Contended::Held => Ok(Rejected::InProgress),
-            Contended::Untimely(untimely) => Ok(Rejected::Untimely(untimely)),
+            Contended::Answered(stored) => Ok(Rejected::Overtaken(settle(self.leader, timing, stored))),
+            Contended::Lost(duplicate) => Ok(Rejected::Overtaken(duplicate)),
         }
     }
 
@@ -213,7 +193,7 @@ impl Attempt {
 
     /// As it was for the claim.
     fn timing(&self) -> Result<Option<Timing>, Error> {
-        timing(&self.idempotency, self.owner.request())
+        timing(&self.idempotency, self.leader.request())
     }
 
     /// Has the work left the transaction as it was? If not, a rollback undoes nothing of what it did.
@@ -221,7 +201,7 @@ impl Attempt {
         if !self.transaction.is_fit() {
             return Err(Error::unavailable(Unavailable::Unfit));
         }
-        let mut row = row(&self.idempotency, self.owner.request())?;
+        let mut row = row(&self.idempotency, self.leader.request())?;
         row = Row { window: Some(self.window), tid: self.tid.as_deref(), ..row };
         row.sending.limit = row.sending.limit.min(ROLLBACK_LIMIT);
         let checked = record::check(self.transaction.connection(), row).await;

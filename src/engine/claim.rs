@@ -3,15 +3,14 @@ use std::pin::pin;
 use tokio::time::timeout_at;
 
 use super::{
-    Attempt, Idempotency, Uninterrupted,
-    in_flight::{Entered, Owner, identity},
+    Attempt, Duplicate, Idempotency, Uninterrupted,
+    in_flight::{Entered, Leader, identity},
     patience::{Caller, Patience},
-    recent::Remembered,
     timing::{prepare, timing},
     verdict::{Verdict, verdict, verdict_on_known},
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse, Tombstone, Untimely, Window,
+    Error, ErrorKind, IdempotentRequest, StoredResponse, Untimely, Window,
     error::{Connection, Unavailable},
     postgres::{
         claim::{self, Claimed, Terms, Timing, Wait},
@@ -28,23 +27,14 @@ const CONNECTIONS_LOST: u32 = 3;
 /// party to get in between, so this many say that something is wrong.
 pub(super) const ROUNDS: u32 = 16;
 
-/// Whose turn it is. The match on it is the contract, so it is exhaustive on purpose.
+/// Whose turn it is.
 #[derive(Debug)]
 #[must_use = "dropping a fresh claim rolls it back and frees the key"]
 pub enum Claim {
     /// The key is the caller's: do the work through the attempt, and end it.
     Fresh(Attempt),
-    /// The work was done before. This is its answer.
-    Replay(StoredResponse),
-    /// The work was done before, and its answer was not kept.
-    NotRetained(Tombstone),
-    /// Another request under this key is running and did not end in time.
-    InProgress,
-    /// The key was used for a request with another fingerprint. Nothing of that one is revealed.
-    KeyReused,
-    /// The key bears a time at which it is not executed. Only with
-    /// [`time_bearing`](crate::Idempotency::time_bearing).
-    Untimely(Untimely),
+    /// It is not.
+    Duplicate(Duplicate),
 }
 
 /// As [`Claim`], for a transaction of the caller's.
@@ -53,25 +43,8 @@ pub enum Claim {
 pub enum ClaimUsing {
     /// The key is claimed in the caller's transaction.
     Fresh,
-    /// The work was done before. This is its answer.
-    Replay(StoredResponse),
-    /// The work was done before, and its answer was not kept.
-    NotRetained(Tombstone),
-    /// Another request under this key is running and did not end in time.
-    InProgress,
-    /// The key was used for a request with another fingerprint.
-    KeyReused,
-    /// The key bears a time at which it is not executed.
-    Untimely(Untimely),
-}
-
-impl Claim {
-    pub(super) fn of(response: StoredResponse) -> Self {
-        match response.tombstone() {
-            None => Self::Replay(response),
-            Some(tombstone) => Self::NotRetained(tombstone),
-        }
-    }
+    /// It is not.
+    Duplicate(Duplicate),
 }
 
 /// Waiting for another in this process may be cut off; asking the database may not.
@@ -82,20 +55,21 @@ pub(super) async fn claim(idempotency: &Idempotency, request: &IdempotentRequest
     if recent.keeps_answers()
         && let Some(known) = recent.answer(&identity(request))
     {
-        return Ok(compare_known(request, timing, known).into());
+        let verdict = verdict_on_known(request, &known.request, timing.is_some());
+        return Ok(Claim::Duplicate(told(verdict, known.response)));
     }
     let patience = Patience::of(idempotency.0.concurrency);
     // Dropped with this future: what goes on without it learns that nobody waits for it any more.
     let (_here, caller) = Caller::new();
     loop {
         match idempotency.0.in_flight.enter(request, timing.is_some()) {
-            Entered::Owner(owner) => {
-                let asking = claim_for_all(idempotency.clone(), patience, timing, caller, owner);
+            Entered::Leader(leader) => {
+                let asking = claim_for_all(idempotency.clone(), patience, timing, caller, leader);
                 return Uninterrupted::new(&idempotency.0.backlog, asking).await;
             }
-            Entered::Duplicate(duplicate) => {
-                if let Some(claim) = patience.learn(duplicate).await {
-                    return Ok(claim);
+            Entered::Follower(follower) => {
+                if let Some(duplicate) = patience.learn(follower).await {
+                    return Ok(Claim::Duplicate(duplicate));
                 }
             }
         }
@@ -108,31 +82,34 @@ async fn claim_for_all(
     patience: Patience,
     timing: Option<Timing>,
     caller: Caller,
-    owner: Owner,
+    leader: Leader,
 ) -> Result<Claim, Error> {
-    if let Some(stored) = look_first(&idempotency, timing, &owner).await? {
-        return Ok(found(owner, timing, stored));
+    if let Some(stored) = look_first(&idempotency, timing, &leader).await? {
+        return Ok(Claim::Duplicate(settle(leader, timing, stored)));
     }
-    let mut transaction = idempotency.begin(owner.request()).await?;
+    let mut transaction = idempotency.begin(leader.request()).await?;
     // If the connection is lost, the claim finds out, and takes another.
     drop(idempotency.0.connections.get_to_know(&mut transaction).await);
-    match contend(&idempotency, transaction, owner.request(), patience, timing, caller, None).await? {
+    match contend(&idempotency, transaction, leader.request(), patience, timing, caller, None).await? {
         Contended::Ours(transaction, window, tid) => {
-            owner.executes();
-            Ok(Claim::Fresh(Attempt::new(transaction, owner, window, tid, idempotency)))
+            leader.executes();
+            Ok(Claim::Fresh(Attempt::new(transaction, leader, window, tid, idempotency)))
         }
-        Contended::Answered(stored) => Ok(found(owner, timing, stored)),
-        Contended::Held => Ok(Claim::InProgress),
-        Contended::Untimely(untimely) => Ok(Claim::Untimely(untimely)),
+        Contended::Answered(stored) => Ok(Claim::Duplicate(settle(leader, timing, stored))),
+        Contended::Lost(duplicate) => Ok(Claim::Duplicate(duplicate)),
     }
 }
 
 /// One round trip instead of three, where this process has seen the key. Behind a pooler, which may change the server in
 /// between, it is none, and a row that only the request's own settings let it see needs a transaction for those.
-async fn look_first(idempotency: &Idempotency, timing: Option<Timing>, owner: &Owner) -> Result<Option<Stored>, Error> {
+async fn look_first(
+    idempotency: &Idempotency,
+    timing: Option<Timing>,
+    leader: &Leader,
+) -> Result<Option<Stored>, Error> {
     let connections = &idempotency.0.connections;
     let sending = connections.sending();
-    if !sending.kept || !owner.has_been_seen() || !owner.request().local_settings().is_empty() {
+    if !sending.kept || !leader.has_been_seen() || !leader.request().local_settings().is_empty() {
         return Ok(None);
     }
     let mut lent = match connections.lend().await {
@@ -141,7 +118,7 @@ async fn look_first(idempotency: &Idempotency, timing: Option<Timing>, owner: &O
         lent => lent?,
     };
     lent.keep_back();
-    match claim::look(&mut lent, owner.request(), Timing::place(timing), sending).await {
+    match claim::look(&mut lent, leader.request(), Timing::place(timing), sending).await {
         Err(error) if error.connection() != Connection::Fit => {
             // The claim takes another one.
             lent.discard(error.connection());
@@ -154,21 +131,14 @@ async fn look_first(idempotency: &Idempotency, timing: Option<Timing>, owner: &O
     }
 }
 
-/// An answered row, for the owner and those who wait with it.
-fn found(owner: Owner, timing: Option<Timing>, stored: Stored) -> Claim {
-    settle(owner, timing, stored).into()
-}
-
 /// What came of contending for a row with other processes.
 pub(super) enum Contended {
     /// It is ours, in this transaction and for this window; where it lies, if that is to be used.
     Ours(Transaction, Window, Option<Box<str>>),
-    /// It is answered.
+    /// Its response is there.
     Answered(Stored),
-    /// Somebody holds it, and did so for too long.
-    Held,
-    /// Its time forbids it.
-    Untimely(Untimely),
+    /// Another request holds it, and did so for too long; or its time forbids it.
+    Lost(Duplicate),
 }
 
 /// Claims the row, with an `answer` or without, once the transaction that holds it has ended.
@@ -194,7 +164,7 @@ pub(super) async fn contend(
         };
         let Some(asked) = asked else {
             transaction.close_busy();
-            return Ok(Contended::Held);
+            return Ok(Contended::Lost(Duplicate::InProgress));
         };
         let Ok(claimed) = asked else {
             // `lock_timeout` would have ended a wait for others: the database itself is silent, or held up.
@@ -210,7 +180,7 @@ pub(super) async fn contend(
             }
             Ok(Claimed::Untimely(untimely)) => {
                 drop(transaction.rollback().await);
-                return Ok(Contended::Untimely(untimely));
+                return Ok(Contended::Lost(Duplicate::Untimely(untimely)));
             }
             // Another process executes it.
             Ok(Claimed::Held | Claimed::TimedOut) => {
@@ -220,7 +190,7 @@ pub(super) async fn contend(
                     Some(_) => None,
                 };
                 if place.is_none() {
-                    return Ok(Contended::Held);
+                    return Ok(Contended::Lost(Duplicate::InProgress));
                 }
                 transaction = idempotency.begin(request).await?;
             }
@@ -229,7 +199,10 @@ pub(super) async fn contend(
                 let asked = claim::is_executed_elsewhere(transaction.connection(), request, terms.sending).await;
                 let executed = transaction.note(asked)?;
                 transaction.rollback().await?;
-                return if executed { Ok(Contended::Held) } else { Err(Error::unavailable(Unavailable::Locked)) };
+                return match executed {
+                    true => Ok(Contended::Lost(Duplicate::InProgress)),
+                    false => Err(Error::unavailable(Unavailable::Locked)),
+                };
             }
             Ok(missing @ (Claimed::Unregistered | Claimed::NoPartition)) => {
                 // The connection first: the pool may have no other.
@@ -268,51 +241,30 @@ pub(super) fn terms<'a>(
     }
 }
 
-/// What a stored answer is to a request.
-pub(super) enum Settled {
-    Answer(StoredResponse),
-    Reused,
-    OtherTime,
-}
-
-impl From<Settled> for Claim {
-    fn from(settled: Settled) -> Self {
-        match settled {
-            Settled::Answer(response) => Self::of(response),
-            Settled::Reused => Self::KeyReused,
-            Settled::OtherTime => Self::Untimely(Untimely::OtherTime),
-        }
+/// Tells those who wait in this process what was found, and what that is to the leader.
+pub(super) fn settle(leader: Leader, timing: Option<Timing>, stored: Stored) -> Duplicate {
+    let response = stored.response.clone();
+    let duplicate = compare(leader.request(), timing, stored);
+    match &duplicate {
+        Duplicate::KeyReused => leader.reused(),
+        // Those who wait may come with the right time.
+        Duplicate::Untimely(_) => drop(leader),
+        _ => leader.answered(response),
     }
+    duplicate
 }
 
-/// Tells those who wait in this process what was found, and what that is to the owner.
-pub(super) fn settle(owner: Owner, timing: Option<Timing>, stored: Stored) -> Settled {
-    let settled = compare(owner.request(), timing, stored);
-    match &settled {
-        Settled::Answer(response) => owner.answered(response.clone()),
-        Settled::Reused => owner.reused(),
-        // Those who wait may bear the right time.
-        Settled::OtherTime => drop(owner),
-    }
-    settled
-}
-
-/// Was the stored answer given to this very request?
-pub(super) fn compare(request: &IdempotentRequest, timing: Option<Timing>, stored: Stored) -> Settled {
+/// What a stored response is to a request.
+pub(super) fn compare(request: &IdempotentRequest, timing: Option<Timing>, stored: Stored) -> Duplicate {
     let times = timing.zip(stored.born).map(|(timing, born)| timing.born == born);
-    settled(verdict(request, &stored.fingerprint, times), stored.response)
+    told(verdict(request, &stored.fingerprint, times), stored.response)
 }
 
-/// Likewise, for an answer that this process remembers.
-fn compare_known(request: &IdempotentRequest, timing: Option<Timing>, known: Remembered) -> Settled {
-    settled(verdict_on_known(request, &known.request, timing.is_some()), known.response)
-}
-
-fn settled(verdict: Verdict, response: StoredResponse) -> Settled {
+fn told(verdict: Verdict, response: StoredResponse) -> Duplicate {
     match verdict {
-        Verdict::Same => Settled::Answer(response),
-        Verdict::OtherTime => Settled::OtherTime,
-        Verdict::Other => Settled::Reused,
+        Verdict::Same => Duplicate::of(response),
+        Verdict::OtherTime => Duplicate::Untimely(Untimely::OtherTime),
+        Verdict::Other => Duplicate::KeyReused,
     }
 }
 

@@ -4,13 +4,13 @@ use sqlx::{Connection as _, PgConnection};
 use tokio::time::timeout_at;
 
 use super::{
-    ClaimUsing, Idempotency,
-    claim::{ROUNDS, Settled, compare, refuse_blank, terms},
+    ClaimUsing, Duplicate, Idempotency,
+    claim::{ROUNDS, compare, refuse_blank, terms},
     patience::Patience,
     timing::{prepare, timing},
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, Untimely,
+    Error, ErrorKind, IdempotentRequest,
     error::Unavailable,
     postgres::claim::{self, Claimed, Terms, Wait},
 };
@@ -56,26 +56,19 @@ pub(super) async fn claim_using(
         }
         match claimed {
             Claimed::Ours(..) => return Ok(ClaimUsing::Fresh),
-            Claimed::Answered(stored) => {
-                return Ok(match compare(request, timing, stored) {
-                    Settled::Answer(response) => match response.tombstone() {
-                        None => ClaimUsing::Replay(response),
-                        Some(tombstone) => ClaimUsing::NotRetained(tombstone),
-                    },
-                    Settled::Reused => ClaimUsing::KeyReused,
-                    Settled::OtherTime => ClaimUsing::Untimely(Untimely::OtherTime),
-                });
-            }
-            Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::InProgress),
+            Claimed::Answered(stored) => return Ok(ClaimUsing::Duplicate(compare(request, timing, stored))),
+            Claimed::Held | Claimed::TimedOut => return Ok(ClaimUsing::Duplicate(Duplicate::InProgress)),
             Claimed::Blocked => {
                 // The lock, if it comes free just now, is the caller's until the transaction ends.
                 return if claim::is_executed_elsewhere(connection, request, sending).await? {
-                    Ok(ClaimUsing::InProgress)
+                    Ok(ClaimUsing::Duplicate(Duplicate::InProgress))
                 } else {
                     Err(Error::unavailable(Unavailable::Locked))
                 };
             }
-            Claimed::Untimely(untimely) => return Ok(ClaimUsing::Untimely(untimely)),
+            Claimed::Untimely(untimely) => {
+                return Ok(ClaimUsing::Duplicate(Duplicate::Untimely(untimely)));
+            }
             missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
                 // Under REPEATABLE READ and above this transaction does not see what was prepared.
                 prepared = prepared.saturating_add(1);

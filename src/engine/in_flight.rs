@@ -9,11 +9,12 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
+    Duplicate,
     clocks::Moment,
     recent::Recent,
     verdict::{Verdict, verdict_on_known},
 };
-use crate::{IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse};
+use crate::{IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Untimely};
 
 pub(super) type Identity = (Scope, Operation, IdempotencyKey);
 
@@ -37,7 +38,7 @@ struct Entry {
     state: watch::Receiver<State>,
 }
 
-/// How far the owner of an entry has come. That it has gone without an answer is not a state: the channel is closed.
+/// How far the leader of an entry has come. That it has gone without an answer is not a state: the channel is closed.
 enum State {
     /// It asks the database, and may be told of an answer to another request than its own.
     Claiming,
@@ -52,9 +53,9 @@ enum State {
 /// What a request finds when it comes.
 pub(super) enum Entered {
     /// Nobody in this process is at it.
-    Owner(Owner),
+    Leader(Leader),
     /// Somebody is.
-    Duplicate(Duplicate),
+    Follower(Follower),
 }
 
 impl InFlight {
@@ -62,14 +63,14 @@ impl InFlight {
     pub(super) fn enter(&self, request: &IdempotentRequest, timed: bool) -> Entered {
         let identity = identity(request);
         match lock(&self.0.entries).entry(identity.clone()) {
-            hash_map::Entry::Occupied(entry) => Entered::Duplicate(Duplicate {
+            hash_map::Entry::Occupied(entry) => Entered::Follower(Follower {
                 asks: verdict_on_known(request, &entry.get().request, timed),
                 state: entry.get().state.clone(),
             }),
             hash_map::Entry::Vacant(entry) => {
                 let (sender, state) = watch::channel(State::Claiming);
                 entry.insert(Entry { request: request.clone(), state });
-                Entered::Owner(Owner {
+                Entered::Leader(Leader {
                     in_flight: self.clone(),
                     asked: Box::new((identity, request.clone(), Moment::now())),
                     sender,
@@ -93,15 +94,15 @@ fn lock(entries: &Mutex<HashMap<Identity, Entry>>) -> MutexGuard<'_, HashMap<Ide
 }
 
 /// The one that acts for all duplicates in this process. The entry goes with it, however it ends: then those who
-/// wait either find its answer or enter anew, and the first of them is the next owner.
-pub(super) struct Owner {
+/// wait either find its answer or enter anew, and the first of them is the next leader.
+pub(super) struct Leader {
     in_flight: InFlight,
     /// The third is when it came, before it asked the database.
     asked: Box<(Identity, IdempotentRequest, Moment)>,
     sender: watch::Sender<State>,
 }
 
-impl Owner {
+impl Leader {
     pub(super) fn request(&self) -> &IdempotentRequest {
         let (_, request, _) = &*self.asked;
         request
@@ -139,43 +140,30 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for Leader {
     fn drop(&mut self) {
         lock(&self.in_flight.0.entries).remove(self.identity());
     }
 }
 
-/// One that came while an owner was there.
-pub(super) struct Duplicate {
-    /// What it is to its owner.
+/// One that came while a leader was there.
+pub(super) struct Follower {
+    /// What it is to its leader.
     asks: Verdict,
     state: watch::Receiver<State>,
 }
 
-/// What a duplicate learns of the owner.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Learned {
-    /// The answer, which is the duplicate's as well.
-    Answer(StoredResponse),
-    /// The key is used for another request than the duplicate's.
-    Reused,
-    /// The key is used with another time.
-    OtherTime,
-    /// Nothing that concerns it: the owner is gone, or was asking in vain. Enter anew.
-    Nothing,
-}
-
-impl Duplicate {
-    /// Would this one have to wait for an execution? While the owner is still asking the database, nobody knows.
+impl Follower {
+    /// Would this one have to wait for an execution? While the leader is still asking the database, nobody knows.
     pub(super) async fn is_refused(&mut self) -> bool {
         let same = self.asks == Verdict::Same;
         let claimed = self.state.wait_for(|state| !matches!(state, State::Claiming)).await;
         same && claimed.is_ok_and(|state| matches!(*state, State::Executing))
     }
 
-    /// Waits for what becomes of the owner. One that asks for something else than the owner *executes* is told so at
-    /// once; while the owner only asks, the key may well be this one's and not the owner's.
-    pub(super) async fn learn(&mut self) -> Learned {
+    /// Waits for what becomes of the leader. One that asks for something else than the leader *executes* is told so at
+    /// once; while the leader only asks, the key may well be this one's and not the leader's.
+    pub(super) async fn learn(&mut self) -> Option<Duplicate> {
         let asks = self.asks;
         let settled = self.state.wait_for(|state| match state {
             State::Claiming => false,
@@ -183,10 +171,11 @@ impl Duplicate {
             State::Answered(_) | State::Reused => true,
         });
         match (settled.await.as_deref(), asks) {
-            (Ok(State::Answered(response)), Verdict::Same) => Learned::Answer(response.clone()),
-            (Ok(State::Reused), Verdict::Same) | (Ok(State::Executing), Verdict::Other) => Learned::Reused,
-            (Ok(State::Executing), Verdict::OtherTime) => Learned::OtherTime,
-            _ => Learned::Nothing,
+            (Ok(State::Answered(response)), Verdict::Same) => Some(Duplicate::of(response.clone())),
+            (Ok(State::Reused), Verdict::Same) | (Ok(State::Executing), Verdict::Other) => Some(Duplicate::KeyReused),
+            (Ok(State::Executing), Verdict::OtherTime) => Some(Duplicate::Untimely(Untimely::OtherTime)),
+            // Nothing that concerns it: the leader is gone, or was asking in vain. Enter anew.
+            _ => None,
         }
     }
 }
@@ -197,8 +186,8 @@ impl fmt::Debug for InFlight {
     }
 }
 
-impl fmt::Debug for Owner {
+impl fmt::Debug for Leader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Owner").finish_non_exhaustive()
+        f.debug_struct("Leader").finish_non_exhaustive()
     }
 }

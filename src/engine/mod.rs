@@ -5,6 +5,7 @@ mod backlog;
 mod claim;
 mod claim_using;
 mod clocks;
+mod duplicate;
 mod in_flight;
 mod patience;
 mod pruner;
@@ -34,6 +35,7 @@ pub(crate) use self::unkeyed::Unkeyed;
 pub use self::{
     attempt::{Attempt, Rejected},
     claim::{Claim, ClaimUsing},
+    duplicate::Duplicate,
     pruner::Pruner,
     run::Ran,
 };

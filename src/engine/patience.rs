@@ -7,16 +7,10 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{
-    Claim, Concurrency, Idempotency,
-    in_flight::{Duplicate, Learned},
-};
-use crate::{
-    Untimely,
-    postgres::{
-        claim::{Terms, Wait},
-        time::later,
-    },
+use super::{Concurrency, Duplicate, Idempotency, in_flight::Follower};
+use crate::postgres::{
+    claim::{Terms, Wait},
+    time::later,
 };
 
 /// How long a claim waits for others.
@@ -69,18 +63,12 @@ impl Patience {
         timeout_at(self.end, idempotency.0.places.clone().acquire_owned()).await.ok()?.ok()
     }
 
-    /// What comes of being a duplicate within this process; `None` to enter anew.
-    pub(super) async fn learn(self, mut duplicate: Duplicate) -> Option<Claim> {
-        if !self.waits && timeout_at(self.end, duplicate.is_refused()).await.unwrap_or(true) {
-            return Some(Claim::InProgress);
+    /// What comes of being a follower within this process; `None` to enter anew.
+    pub(super) async fn learn(self, mut follower: Follower) -> Option<Duplicate> {
+        if !self.waits && timeout_at(self.end, follower.is_refused()).await.unwrap_or(true) {
+            return Some(Duplicate::InProgress);
         }
-        match timeout_at(self.end, duplicate.learn()).await {
-            Ok(Learned::Answer(response)) => Some(Claim::of(response)),
-            Ok(Learned::Reused) => Some(Claim::KeyReused),
-            Ok(Learned::OtherTime) => Some(Claim::Untimely(Untimely::OtherTime)),
-            Ok(Learned::Nothing) => None,
-            Err(_elapsed) => Some(Claim::InProgress),
-        }
+        timeout_at(self.end, follower.learn()).await.unwrap_or(Some(Duplicate::InProgress))
     }
 }
 

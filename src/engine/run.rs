@@ -54,15 +54,12 @@ impl Idempotency {
     {
         let mut attempt = match self.claim(request).await? {
             Claim::Fresh(attempt) => attempt,
-            Claim::Replay(stored) => {
+            Claim::Duplicate(duplicate) => {
+                let stored = duplicate.into_response()?;
                 let value = serde_json::from_slice(stored.body())
                     .map_err(|error| Error::with_source(ErrorKind::Json, error))?;
                 return Ok(Ran::Before(value));
             }
-            Claim::NotRetained(_) => return Err(Error::new(ErrorKind::NotRetained).into()),
-            Claim::InProgress => return Err(Error::new(ErrorKind::InProgress).into()),
-            Claim::KeyReused => return Err(Error::new(ErrorKind::KeyReused).into()),
-            Claim::Untimely(untimely) => return Err(Error::new(untimely.into()).into()),
         };
         let value = match work(attempt.connection()).await {
             Ok(value) => value,

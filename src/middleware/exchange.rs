@@ -13,7 +13,7 @@ use super::{
     outcome::Outcome,
     rejection::{Rejection, RejectionKind},
 };
-use crate::{IdempotentRequest, StoredResponse, Window};
+use crate::{Duplicate, IdempotentRequest, StoredResponse, Window};
 
 /// A request with a key, and how its answers look.
 pub(super) struct Exchange {
@@ -60,8 +60,19 @@ impl Exchange {
         }
     }
 
+    /// What a duplicate is told.
+    pub(super) fn respond(&self, duplicate: Duplicate) -> Result<Response, Rejection> {
+        match duplicate {
+            Duplicate::Replay(stored) => self.replay(stored),
+            Duplicate::NotRetained(tombstone) => Err(Rejection::not_retained(Some(tombstone))),
+            Duplicate::InProgress => Err(Rejection::in_flight()),
+            Duplicate::KeyReused => Err(Rejection::key_reused()),
+            Duplicate::Untimely(untimely) => Err(Rejection::untimely(untimely)),
+        }
+    }
+
     /// The stored answer with the marker. No cache may keep it, and it carries no age: it is the answer to this request.
-    pub(super) fn replay(&self, stored: StoredResponse) -> Result<Response, Rejection> {
+    fn replay(&self, stored: StoredResponse) -> Result<Response, Rejection> {
         let stored = self.decode(stored)?;
         if let (Some(guard), Some(head)) = (&self.config.replay_guard, &self.head)
             && !guard(head, &stored)

@@ -109,11 +109,7 @@ async fn end<E>(exchange: &Exchange, attempt: Attempt, captured: Captured) -> Re
         }
         Disposition::Reject => match attempt.reject(&stored).await? {
             Rejected::Stored(window) => (Some(window), stored.bytes().is_some()),
-            Rejected::Replay(stored) => return Ok(exchange.replay(stored)?),
-            Rejected::NotRetained(tombstone) => return Err(Rejection::not_retained(Some(tombstone)).into()),
-            Rejected::InProgress => return Err(Rejection::in_flight().into()),
-            Rejected::KeyReused => return Err(Rejection::key_reused().into()),
-            Rejected::Untimely(untimely) => return Err(Rejection::untimely(untimely).into()),
+            Rejected::Overtaken(duplicate) => return Ok(exchange.respond(duplicate)?),
         },
     };
     exchange.annotate(&mut parts.headers, window, kept);

@@ -206,11 +206,7 @@ where
             }
             Uninterrupted::new(config.idempotency.backlog(), executed).await
         }
-        Claim::Replay(stored) => Ok(exchange.replay(stored)?),
-        Claim::NotRetained(tombstone) => Err(Rejection::not_retained(Some(tombstone)).into()),
-        Claim::InProgress => Err(Rejection::in_flight().into()),
-        Claim::KeyReused => Err(Rejection::key_reused().into()),
-        Claim::Untimely(untimely) => Err(Rejection::untimely(untimely).into()),
+        Claim::Duplicate(duplicate) => Ok(exchange.respond(duplicate)?),
     }
 }
 

@@ -3,7 +3,9 @@
 use std::{future::poll_fn, task::Poll};
 
 use axum::http::StatusCode;
-use axum_idempotency::{Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Tx};
+use axum_idempotency::{
+    Claim, Duplicate, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Tx,
+};
 use tower::ServiceExt as _;
 
 use crate::support::{Database, Gate, Runs, app, app_with, create, effect, engine, layer, post, reply, settle};
@@ -84,7 +86,7 @@ async fn f16_a_completion_dropped_after_any_number_of_polls_ends_with_both_or_ne
         polled(polls, attempt.complete(&answer)).await;
         // A second claim waits for whatever goes on in the background.
         match idempotency.claim(request(&id)).await.unwrap() {
-            Claim::Replay(stored) => {
+            Claim::Duplicate(Duplicate::Replay(stored)) => {
                 assert_eq!(stored, answer);
                 assert_eq!(database.effects().await, before + 1, "after {polls} polls");
             }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use axum_idempotency::{
-    Claim, ClaimUsing, Concurrency, Error, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Ran,
-    Rejected, Scope, StoredResponse,
+    Claim, ClaimUsing, Concurrency, Duplicate, Error, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest,
+    Operation, Ran, Rejected, Scope, StoredResponse,
 };
 use serde::{Deserialize, Serialize};
 use sqlx::{Connection as _, Executor as _, PgConnection};
@@ -163,8 +163,11 @@ async fn an_attempt_ends_in_one_of_three_ways_or_is_dropped() {
 
     for id in ["completed", "rejected"] {
         let claim = idempotency.claim(message(id, "p")).await.unwrap();
-        assert!(matches!(claim, Claim::Replay(stored) if stored == answer), "{id}");
-        assert!(matches!(idempotency.claim(message(id, "q")).await.unwrap(), Claim::KeyReused), "{id}");
+        assert!(matches!(claim, Claim::Duplicate(Duplicate::Replay(stored)) if stored == answer), "{id}");
+        assert!(
+            matches!(idempotency.claim(message(id, "q")).await.unwrap(), Claim::Duplicate(Duplicate::KeyReused)),
+            "{id}"
+        );
     }
     assert_eq!(database.effects().await, 1);
     for id in ["released", "dropped"] {
@@ -187,9 +190,9 @@ async fn a_claim_in_the_callers_transaction_is_committed_with_it() {
 
     let mut transaction = idempotency.pool().begin().await.unwrap();
     let replayed = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
-    assert!(matches!(replayed, ClaimUsing::Replay(stored) if stored == answer));
+    assert!(matches!(replayed, ClaimUsing::Duplicate(Duplicate::Replay(stored)) if stored == answer));
     let reused = idempotency.claim_using(&mut transaction, &message("m", "q")).await.unwrap();
-    assert!(matches!(reused, ClaimUsing::KeyReused));
+    assert!(matches!(reused, ClaimUsing::Duplicate(Duplicate::KeyReused)));
     transaction.commit().await.unwrap();
 
     let mut transaction = idempotency.pool().begin().await.unwrap();
@@ -209,7 +212,7 @@ async fn a_claim_that_is_held_elsewhere_leaves_the_callers_transaction_usable() 
         let mut transaction = idempotency.pool().begin().await.unwrap();
         let id = effect(&mut transaction).await;
         let claimed = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
-        assert!(matches!(claimed, ClaimUsing::InProgress));
+        assert!(matches!(claimed, ClaimUsing::Duplicate(Duplicate::InProgress)));
         assert!(effect(&mut transaction).await > id);
         transaction.commit().await.unwrap();
         held.release().await.unwrap();
@@ -271,8 +274,8 @@ async fn r39_a_rejection_that_meets_another_payload_or_a_running_one_says_so() {
             rejected
         };
         match rejected.unwrap().unwrap() {
-            Rejected::KeyReused => assert!(ends),
-            Rejected::InProgress => assert!(!ends),
+            Rejected::Overtaken(Duplicate::KeyReused) => assert!(ends),
+            Rejected::Overtaken(Duplicate::InProgress) => assert!(!ends),
             other => panic!("{other:?}"),
         }
     }
@@ -305,7 +308,7 @@ async fn f78_a_transaction_claims_a_thousand_keys_and_is_told_before_it_fills_th
     // What was there, or is undone, does not count.
     for n in 0..20 {
         let replayed = idempotency.claim_using(&mut transaction, &done).await.unwrap();
-        assert!(matches!(replayed, ClaimUsing::Replay(_)));
+        assert!(matches!(replayed, ClaimUsing::Duplicate(Duplicate::Replay(_))));
         let mut savepoint = transaction.begin().await.unwrap();
         assert!(matches!(claim(&mut savepoint, n).await.unwrap(), ClaimUsing::Fresh));
         savepoint.rollback().await.unwrap();

@@ -4,8 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use axum::{Router, http::StatusCode};
 use axum_idempotency::{
-    Claim, Concurrency, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, RejectionKind, Scope,
-    StoredResponse, Tx,
+    Claim, Concurrency, Duplicate, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation,
+    RejectionKind, Scope, StoredResponse, Tx,
 };
 use sqlx::Connection as _;
 use tokio::task::JoinHandle;
@@ -104,7 +104,7 @@ async fn a_duplicate_gets_the_very_answer_that_was_committed_not_a_copy() {
     settle().await;
     let answer = StoredResponse::new(StatusCode::OK, vec![b'x'; 100_000]);
     attempt.complete(&answer).await.unwrap();
-    let Claim::Replay(replayed) = duplicate.await.unwrap() else { panic!("it was answered") };
+    let Claim::Duplicate(Duplicate::Replay(replayed)) = duplicate.await.unwrap() else { panic!("it was answered") };
     assert_eq!(replayed.body().as_ptr(), answer.body().as_ptr());
     assert_eq!(replayed, answer);
 }
@@ -353,7 +353,7 @@ async fn no_more_connections_wait_inside_postgresql_than_may() {
         attempt.complete(&answer).await.unwrap();
     }
     for waiting in waiting {
-        assert!(matches!(waiting.await.unwrap(), Claim::Replay(stored) if stored == answer));
+        assert!(matches!(waiting.await.unwrap(), Claim::Duplicate(Duplicate::Replay(stored)) if stored == answer));
     }
 }
 
@@ -371,7 +371,7 @@ async fn whoever_gets_no_place_to_wait_is_told_to_come_again() {
     });
     database.until_waiting(1).await;
     let brief = here.concurrency(Concurrency::Wait { timeout: Duration::from_millis(50) });
-    assert!(matches!(brief.claim(request("2", "p")).await.unwrap(), Claim::InProgress));
+    assert!(matches!(brief.claim(request("2", "p")).await.unwrap(), Claim::Duplicate(Duplicate::InProgress)));
     drop((first, second));
     assert!(matches!(placed.await.unwrap(), Claim::Fresh(_)));
 }
@@ -459,11 +459,12 @@ async fn f81_the_table_memory_and_what_is_in_flight_give_the_same_verdict() {
     fn shown(claim: &Claim) -> &'static str {
         match claim {
             Claim::Fresh(_) => "fresh",
-            Claim::Replay(_) => "replay",
-            Claim::NotRetained(_) => "not retained",
-            Claim::InProgress => "in progress",
-            Claim::KeyReused => "reused",
-            Claim::Untimely(_) => "untimely",
+            Claim::Duplicate(Duplicate::Replay(_)) => "replay",
+            Claim::Duplicate(Duplicate::NotRetained(_)) => "not retained",
+            Claim::Duplicate(Duplicate::InProgress) => "in progress",
+            Claim::Duplicate(Duplicate::KeyReused) => "reused",
+            Claim::Duplicate(Duplicate::Untimely(_)) => "untimely",
+            Claim::Duplicate(_) => "another",
         }
     }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use axum::response::IntoResponse as _;
 use axum_idempotency::{
-    Claim, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Pruned, Pruner, Retention, Scope, Tx,
+    Claim, Duplicate, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Pruned, Pruner,
+    Retention, Scope, Tx,
 };
 use sqlx::Connection as _;
 
@@ -568,8 +569,8 @@ async fn f82_rows_with_the_first_and_the_last_times_that_there_are_break_nothing
                 assert_eq!(found.is_none(), expired);
                 let request = IdempotentRequest::new(scope, operation, key, Fingerprint::of(["f"]).with_scheme(7));
                 match idempotency.claim(request).await.unwrap() {
-                    Claim::Replay(_) => assert!(!expired && !fades),
-                    Claim::NotRetained(_) => assert!(!expired && fades),
+                    Claim::Duplicate(Duplicate::Replay(_)) => assert!(!expired && !fades),
+                    Claim::Duplicate(Duplicate::NotRetained(_)) => assert!(!expired && fades),
                     Claim::Fresh(attempt) => {
                         assert!(expired);
                         attempt.release().await.unwrap();

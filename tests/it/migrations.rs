@@ -1,8 +1,8 @@
 //! The table comes and goes by the crate's own migrations, beside those of the application.
 
 use axum_idempotency::{
-    Claim, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation, PARTITIONED_MIGRATOR, Scope,
-    migrate,
+    Claim, Duplicate, ErrorKind, Fingerprint, IdempotencyKey, IdempotentRequest, MIGRATOR, Operation,
+    PARTITIONED_MIGRATOR, Scope, migrate,
 };
 use sqlx::Executor as _;
 
@@ -273,7 +273,7 @@ async fn f77_keys_outlast_each_migration_down_and_up_again() {
         assert_eq!(database.rows().await.len(), before + usize::from(down == 2));
         let key = IdempotencyKey::new(key).unwrap();
         let request = IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of(["f"]));
-        assert!(matches!(engine(&pool).claim(request).await, Ok(Claim::Replay(_))));
+        assert!(matches!(engine(&pool).claim(request).await, Ok(Claim::Duplicate(Duplicate::Replay(_)))));
     }
 }
 
@@ -301,7 +301,7 @@ async fn f77_processes_of_an_older_release_go_on_while_a_newer_one_migrates_besi
     for key in ["e", "f"] {
         complete(&older, key).await;
     }
-    assert!(matches!(older.claim(request()).await, Ok(Claim::Replay(_))));
-    assert!(matches!(engine(&pool).claim(request()).await, Ok(Claim::Replay(_))));
+    assert!(matches!(older.claim(request()).await, Ok(Claim::Duplicate(Duplicate::Replay(_)))));
+    assert!(matches!(engine(&pool).claim(request()).await, Ok(Claim::Duplicate(Duplicate::Replay(_)))));
     assert_eq!(database.rows().await.len(), 7);
 }

@@ -10,8 +10,8 @@ use std::{
 
 use axum::http::StatusCode;
 use axum_idempotency::{
-    Claim, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Rejected, Retention, Scope,
-    StoredResponse, TimeBearing, migrate, migrate_partitioned,
+    Claim, Duplicate, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Rejected, Retention,
+    Scope, StoredResponse, TimeBearing, migrate, migrate_partitioned,
 };
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, postgres::PgConnectOptions};
 
@@ -282,8 +282,9 @@ async fn everything(options: PgConnectOptions) {
         Claim::Fresh(attempt) => attempt,
         other => panic!("{other:?}"),
     };
-    let replays =
-        async |engine: &Idempotency, key: &str| matches!(engine.claim(request(key)).await.unwrap(), Claim::Replay(_));
+    let replays = async |engine: &Idempotency, key: &str| {
+        matches!(engine.claim(request(key)).await.unwrap(), Claim::Duplicate(Duplicate::Replay(_)))
+    };
     fresh(&plain, "a").await.complete(&response()).await.unwrap();
     assert!(replays(&plain, "a").await && replays(&elsewhere, "a").await);
     fresh(&plain, "b").await.release().await.unwrap();
@@ -294,7 +295,7 @@ async fn everything(options: PgConnectOptions) {
     let first = fresh(&plain, "d").await;
     let waiting = tokio::spawn(async move { elsewhere.claim(request("d")).await });
     first.complete(&response()).await.unwrap();
-    assert!(matches!(waiting.await.unwrap().unwrap(), Claim::Replay(_)));
+    assert!(matches!(waiting.await.unwrap().unwrap(), Claim::Duplicate(Duplicate::Replay(_))));
     let mut transaction = pool.begin().await.unwrap();
     assert!(matches!(
         plain.claim_using(&mut transaction, &request("e")).await.unwrap(),
@@ -310,7 +311,7 @@ async fn everything(options: PgConnectOptions) {
         let request = || timed_request(operation, &key);
         let Claim::Fresh(attempt) = timed.claim(request()).await.unwrap() else { panic!("{operation}") };
         attempt.complete(&own).await.unwrap();
-        assert!(matches!(timed.claim(request()).await.unwrap(), Claim::Replay(_)));
+        assert!(matches!(timed.claim(request()).await.unwrap(), Claim::Duplicate(Duplicate::Replay(_))));
     }
     let (scope, operation) = (Scope::new("alice"), Operation::new("o"));
     assert!(plain.lookup(&scope, &operation, &IdempotencyKey::new("a").unwrap()).await.unwrap().is_some());

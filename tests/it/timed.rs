@@ -3,8 +3,9 @@
 use std::{collections::HashMap, time::Duration};
 
 use axum_idempotency::{
-    Claim, ClaimUsing, Concurrency, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation,
-    Pruned, Ran, RejectionKind, Retention, Scope, StoredResponse, TimeBearing, Untimely, migrate_partitioned,
+    Claim, ClaimUsing, Concurrency, Duplicate, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest,
+    Operation, Pruned, Ran, RejectionKind, Retention, Scope, StoredResponse, TimeBearing, Untimely,
+    migrate_partitioned,
 };
 use sqlx::Connection as _;
 
@@ -97,9 +98,9 @@ impl World {
                 attempt.complete(&StoredResponse::new(http::StatusCode::CREATED, "done")).await.unwrap();
                 Came::Executed
             }
-            Claim::Replay(_) => Came::Replayed,
-            Claim::NotRetained(_) => Came::NotRetained,
-            Claim::Untimely(untimely) => Came::Untimely(untimely),
+            Claim::Duplicate(Duplicate::Replay(_)) => Came::Replayed,
+            Claim::Duplicate(Duplicate::NotRetained(_)) => Came::NotRetained,
+            Claim::Duplicate(Duplicate::Untimely(untimely)) => Came::Untimely(untimely),
             other => panic!("{other:?}"),
         }
     }
@@ -212,7 +213,7 @@ async fn t3_a_claim_that_waited_until_its_key_was_too_old_does_not_execute() {
         world.clock.set(START + 2 * HOUR).await;
         held.release().await.unwrap();
         let came = waiting.await.unwrap().unwrap();
-        assert!(matches!(came, Claim::Untimely(Untimely::Expired)), "{way:?} {came:?}");
+        assert!(matches!(came, Claim::Duplicate(Duplicate::Untimely(Untimely::Expired))), "{way:?} {came:?}");
         let left: i64 = sqlx::query_scalar(
             "select (select count(*) from idempotency.keys) + (select count(*) from idempotency.timed_keys)",
         )
@@ -235,7 +236,7 @@ async fn t3_the_clock_that_counts_runs_on_within_a_transaction() {
         sqlx::query("select now()").execute(&mut *transaction).await.unwrap();
         world.clock.set(START + 2 * HOUR).await;
         let old = process.claim_using(&mut transaction, &way.request(START, 1)).await.unwrap();
-        assert!(matches!(old, ClaimUsing::Untimely(Untimely::Expired)), "{way:?} {old:?}");
+        assert!(matches!(old, ClaimUsing::Duplicate(Duplicate::Untimely(Untimely::Expired))), "{way:?} {old:?}");
         let young = way.request(START + 2 * HOUR, 1);
         let fresh = process.claim_using(&mut transaction, &young).await.unwrap();
         assert!(matches!(fresh, ClaimUsing::Fresh), "{way:?} {fresh:?}");
@@ -565,11 +566,14 @@ async fn t6_t7_a_key_with_another_time_is_not_the_same_intent() {
     let at = |born| request("k").with_first_sent(moment(born));
     let Claim::Fresh(attempt) = process.claim(at(START)).await.unwrap() else { panic!("not fresh") };
     let other = process.claim(at(START - 1_000)).await.unwrap();
-    assert!(matches!(other, Claim::Untimely(Untimely::OtherTime)), "while it runs: {other:?}");
+    assert!(matches!(other, Claim::Duplicate(Duplicate::Untimely(Untimely::OtherTime))), "while it runs: {other:?}");
     attempt.complete(&StoredResponse::new(http::StatusCode::OK, "")).await.unwrap();
     let other = process.claim(at(START - 1_000)).await.unwrap();
-    assert!(matches!(other, Claim::Untimely(Untimely::OtherTime)), "afterwards: {other:?}");
-    assert!(matches!(process.claim(at(START + 999)).await.unwrap(), Claim::Replay(_)), "by the second");
+    assert!(matches!(other, Claim::Duplicate(Duplicate::Untimely(Untimely::OtherTime))), "afterwards: {other:?}");
+    assert!(
+        matches!(process.claim(at(START + 999)).await.unwrap(), Claim::Duplicate(Duplicate::Replay(_))),
+        "by the second"
+    );
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::{collections::HashMap, time::Duration};
 
 use axum::http::StatusCode;
 use axum_idempotency::{
-    Attempt, Claim, ClaimUsing, Concurrency, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation,
-    Retention, Scope, StoredResponse, TimeBearing, Untimely,
+    Attempt, Claim, ClaimUsing, Concurrency, Duplicate, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest,
+    Operation, Retention, Scope, StoredResponse, TimeBearing, Untimely,
 };
 use proptest::prelude::*;
 use sqlx::{Connection as _, PgConnection};
@@ -132,16 +132,22 @@ fn step_of(response: &StoredResponse) -> usize {
     std::str::from_utf8(response.body()).unwrap().parse().unwrap()
 }
 
+fn verdict_on(duplicate: Duplicate) -> Verdict {
+    match duplicate {
+        Duplicate::Replay(response) => Verdict::Replayed(step_of(&response)),
+        Duplicate::NotRetained(_) => Verdict::NotRetained,
+        Duplicate::InProgress => Verdict::InProgress,
+        Duplicate::KeyReused => Verdict::KeyReused,
+        Duplicate::Untimely(untimely) => Verdict::Untimely(untimely),
+        other => panic!("{other:?}"),
+    }
+}
+
 async fn claim(engine: &Idempotency, request: IdempotentRequest) -> (Verdict, Option<Attempt>) {
-    let verdict = match engine.claim(request).await.unwrap() {
-        Claim::Fresh(attempt) => return (Verdict::Executed, Some(attempt)),
-        Claim::Replay(response) => Verdict::Replayed(step_of(&response)),
-        Claim::NotRetained(_) => Verdict::NotRetained,
-        Claim::InProgress => Verdict::InProgress,
-        Claim::KeyReused => Verdict::KeyReused,
-        Claim::Untimely(untimely) => Verdict::Untimely(untimely),
-    };
-    (verdict, None)
+    match engine.claim(request).await.unwrap() {
+        Claim::Fresh(attempt) => (Verdict::Executed, Some(attempt)),
+        Claim::Duplicate(duplicate) => (verdict_on(duplicate), None),
+    }
 }
 
 /// Asks, and responds if it is executed.
@@ -164,11 +170,7 @@ async fn ask_using(
             engine.complete_using(connection, request, &response(step)).await.unwrap();
             Verdict::Executed
         }
-        ClaimUsing::Replay(response) => Verdict::Replayed(step_of(&response)),
-        ClaimUsing::NotRetained(_) => Verdict::NotRetained,
-        ClaimUsing::InProgress => Verdict::InProgress,
-        ClaimUsing::KeyReused => Verdict::KeyReused,
-        ClaimUsing::Untimely(untimely) => Verdict::Untimely(untimely),
+        ClaimUsing::Duplicate(duplicate) => verdict_on(duplicate),
     }
 }
 

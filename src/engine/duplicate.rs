@@ -1,0 +1,48 @@
+use crate::{Error, ErrorKind, StoredResponse, Tombstone, Untimely};
+
+/// What becomes of a request whose key is not free.
+///
+/// More may be added, so a `match` on it needs an arm for the rest; [`into_response`](Self::into_response) needs none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
+pub enum Duplicate {
+    /// The work was done before. This is its response.
+    Replay(StoredResponse),
+    /// The work was done before, and its response was not retained.
+    NotRetained(Tombstone),
+    /// Another request under this key is running and did not end in time.
+    InProgress,
+    /// The key was used for a request with another fingerprint. Nothing of that one is revealed.
+    KeyReused,
+    /// The key carries a time at which it is not executed. Only with
+    /// [`time_bearing`](crate::Idempotency::time_bearing).
+    Untimely(Untimely),
+}
+
+impl Duplicate {
+    /// What is stored for the request itself.
+    pub(super) fn of(stored: StoredResponse) -> Self {
+        match stored.tombstone() {
+            None => Self::Replay(stored),
+            Some(tombstone) => Self::NotRetained(tombstone),
+        }
+    }
+
+    /// The stored response.
+    ///
+    /// # Errors
+    ///
+    /// There is none for this request: [`NotRetained`](ErrorKind::NotRetained), [`InProgress`](ErrorKind::InProgress),
+    /// [`KeyReused`](ErrorKind::KeyReused), [`KeyExpired`](ErrorKind::KeyExpired) or
+    /// [`KeyFromFuture`](ErrorKind::KeyFromFuture).
+    pub fn into_response(self) -> Result<StoredResponse, Error> {
+        Err(Error::new(match self {
+            Self::Replay(stored) => return Ok(stored),
+            Self::NotRetained(_) => ErrorKind::NotRetained,
+            Self::InProgress => ErrorKind::InProgress,
+            Self::KeyReused => ErrorKind::KeyReused,
+            Self::Untimely(untimely) => untimely.into(),
+        }))
+    }
+}
