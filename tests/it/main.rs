@@ -1,6 +1,7 @@
 //! Every test talks to a real PostgreSQL, in a database of its own; races are steered, not slept.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, clippy::mem_forget, clippy::needless_pass_by_value)]
+#![allow(clippy::match_wildcard_for_single_variants)]
 #![allow(missing_docs, missing_debug_implementations, unreachable_pub)]
 
 mod support;
