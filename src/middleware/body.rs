@@ -12,7 +12,7 @@ use axum::{
     http::{HeaderMap, StatusCode},
 };
 use bytes::BytesMut;
-use http_body::{Body as HttpBody, Frame};
+use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full, LengthLimitError};
 
 /// What came of reading a body.
@@ -152,6 +152,17 @@ where
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         self.rest.as_mut().poll_frame(cx).map(|frame| frame.map(|result| result.map_err(Into::into)))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let read = self.read.as_ref().map_or(0, |read| read.len() as u64);
+        let rest = self.rest.size_hint();
+        let mut whole = SizeHint::new();
+        whole.set_lower(rest.lower().saturating_add(read));
+        if let Some(upper) = rest.upper() {
+            whole.set_upper(upper.saturating_add(read));
+        }
+        whole
     }
 }
 

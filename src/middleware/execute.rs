@@ -175,7 +175,15 @@ where
         }
         Read::TooLarge(begun) if config.oversized_not_retained => {
             let stored = StoredResponse::not_retained(parts.status);
-            Ok(Captured { parts, body: Body::new(begun), stored })
+            // Here too; where the body does not say how long it is, nobody knows.
+            parts.headers.remove(header::TRANSFER_ENCODING);
+            parts.headers.remove(header::CONTENT_LENGTH);
+            let body = if capture::has_no_content(parts.status) {
+                for_status(parts.status, Bytes::new())
+            } else {
+                Body::new(begun)
+            };
+            Ok(Captured { parts, body, stored })
         }
         Read::TooLarge(_) => {
             let limit = config.max_response_bytes;

@@ -25,6 +25,7 @@ mod key_reuse;
 mod keys;
 mod limits;
 mod migrations;
+mod on_the_wire;
 mod operators;
 mod pool;
 mod properties;

@@ -1,5 +1,6 @@
 //! The only code that makes databases and drives routers.
 
+mod clients;
 mod clock;
 mod database;
 mod http;
@@ -9,6 +10,7 @@ mod proxy;
 mod wire;
 
 pub use self::{
+    clients::{Client, Seen},
     clock::{Clock, START, moment},
     database::Database,
     http::{Ask, Gate, Reply, get, post, reply, serve},
