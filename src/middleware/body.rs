@@ -16,10 +16,10 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full, LengthLimitError};
 
 /// What came of reading a body.
-pub(super) enum Read<B> {
+pub(super) enum Read {
     Whole(Whole),
     /// It is larger than the limit. What was read of it is not lost.
-    TooLarge(Begun<B>),
+    TooLarge(Begun),
     /// It broke off, or a limit further out ended it.
     Broken(BoxError),
 }
@@ -32,12 +32,7 @@ pub(super) struct Whole {
 }
 
 /// Reads at most `limit` bytes, and the frame that goes beyond. A body that announces more is not read at all.
-pub(super) async fn read<B>(body: B, limit: usize) -> Read<B>
-where
-    B: HttpBody<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
-    let mut rest = Box::pin(body);
+pub(super) async fn read(mut rest: Body, limit: usize) -> Read {
     let mut read = Beginning::default();
     let mut trailers = None;
     if rest.size_hint().lower() > limit as u64 {
@@ -134,16 +129,12 @@ impl HttpBody for Nothing {
 }
 
 /// A body of which a beginning was read: that, and then the rest.
-pub(super) struct Begun<B> {
+pub(super) struct Begun {
     read: Option<Bytes>,
-    rest: Pin<Box<B>>,
+    rest: Body,
 }
 
-impl<B> HttpBody for Begun<B>
-where
-    B: HttpBody<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+impl HttpBody for Begun {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -151,7 +142,7 @@ where
         if let Some(data) = self.read.take() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-        self.rest.as_mut().poll_frame(cx).map(|frame| frame.map(|result| result.map_err(Into::into)))
+        Pin::new(&mut self.rest).poll_frame(cx).map(|frame| frame.map(|result| result.map_err(Into::into)))
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -184,8 +175,8 @@ mod tests {
         }
     }
 
-    fn body(frames: &[&'static str]) -> Frames {
-        Frames(frames.iter().copied().collect())
+    fn body(frames: &[&'static str]) -> Body {
+        Body::new(Frames(frames.iter().copied().collect()))
     }
 
     fn now<T>(future: impl Future<Output = T>) -> T {

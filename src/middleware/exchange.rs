@@ -7,11 +7,8 @@ use axum::{
 use tracing::{debug, error};
 
 use super::{
-    body::for_status,
-    header::REPEATABILITY_RESULT,
-    layer::Config,
-    outcome::Outcome,
-    rejection::{Rejection, RejectionKind},
+    body::for_status, config::Config, header::REPEATABILITY_RESULT, outcome::Outcome, rejection::Rejection,
+    rejection_kind::RejectionKind,
 };
 use crate::{Duplicate, IdempotentRequest, StoredResponse, Window};
 

@@ -1,14 +1,11 @@
 //! The handler, and what becomes of its work and its answer.
 
 use axum::{
-    BoxError,
     body::{Body, Bytes},
-    http::{Request, header, request::Parts, response},
+    http::{header, request::Parts, response},
     response::Response,
 };
-use http_body::Body as HttpBody;
 use tokio::time::timeout;
-use tower_service::Service;
 use tracing::{debug, error};
 
 use super::{
@@ -16,13 +13,14 @@ use super::{
     capture,
     disposition::Disposition,
     exchange::Exchange,
+    handler::{Handler, Stop, blame, out_of_time},
     outcome::Outcome,
     panic,
-    rejection::{Rejection, RejectionKind},
-    service::Stop,
+    rejection::Rejection,
+    rejection_kind::RejectionKind,
     tx::{Open, Returned, Slot, tolerate},
 };
-use crate::{Attempt, Operation, Rejected, Retention, StoredResponse, engine::Slow};
+use crate::{Attempt, Rejected, Retention, StoredResponse};
 
 /// A handler's answer, as it is sent and as it is kept.
 struct Captured {
@@ -32,21 +30,16 @@ struct Captured {
 }
 
 /// Runs the handler in the attempt's transaction, and ends the attempt as its answer says.
-pub(super) async fn execute<S, R>(
+pub(super) async fn execute<E: Send + 'static>(
     exchange: &Exchange,
-    inner: S,
+    handler: Handler<E>,
     parts: Parts,
     body: Whole,
     attempt: Attempt,
-) -> Result<Response, Stop<S::Error>>
-where
-    S: Service<Request<Body>, Response = http::Response<R>>,
-    R: HttpBody<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
-{
+) -> Result<Response, Stop<E>> {
     let slot = Slot::of(attempt);
     let answered = async {
-        match call(inner, parts, Body::from(body), &slot).await {
+        match handler.call(parts, Body::from(body), &slot).await {
             Ok(response) => capture(exchange, response).await.map_err(Stop::from),
             Err(error) => Err(Stop::Failed(error)),
         }
@@ -117,26 +110,8 @@ async fn end<E>(exchange: &Exchange, attempt: Attempt, captured: Captured) -> Re
     Ok(Response::from_parts(parts, body))
 }
 
-/// Calls the handler with the slot in reach.
-pub(super) async fn call<S, R>(
-    mut inner: S,
-    mut parts: Parts,
-    body: Body,
-    slot: &Slot,
-) -> Result<http::Response<R>, S::Error>
-where
-    S: Service<Request<Body>, Response = http::Response<R>>,
-{
-    parts.extensions.insert(slot.clone());
-    inner.call(Request::from_parts(parts, body)).await
-}
-
 /// Reads the answer, within the limit.
-async fn capture<R>(exchange: &Exchange, response: http::Response<R>) -> Result<Captured, Rejection>
-where
-    R: HttpBody<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
-{
+async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Rejection> {
     let config = &exchange.config;
     let (mut parts, body) = response.into_parts();
     let refused = |kind, detail: std::borrow::Cow<'static, str>| {
@@ -197,30 +172,4 @@ where
             refused(RejectionKind::ResponseUnsupported, detail.into())
         }
     }
-}
-
-pub(super) fn out_of_time(operation: &Operation, why: Option<Slow>) -> Rejection {
-    let detail = match why {
-        Some(Slow::HoldsOthersUp) => {
-            "the operation took too long and was rolled back: another connection of the service waited for a lock that the \
-             request's transaction held; a handler that writes the same row by its Tx and by the pool waits for itself"
-        }
-        Some(Slow::Busy) => {
-            "the operation took too long and was rolled back, with a statement still running in the database, or waiting \
-             there for a lock; repeat the request with the same key"
-        }
-        Some(Slow::Held) => {
-            "the operation took too long; it is rolled back when a task that still holds its connection lets go of it, and \
-             until then its key is taken"
-        }
-        None => "the operation took too long and was rolled back; repeat the request with the same key",
-    };
-    let rejection = Rejection::new(RejectionKind::TimeLimit, detail);
-    blame(&rejection, operation);
-    rejection
-}
-
-/// The handler is at fault, and its operator should know.
-pub(super) fn blame(rejection: &Rejection, operation: &Operation) {
-    error!(%operation, %rejection, "the handler's answer could not be kept");
 }

@@ -5,7 +5,7 @@ use axum::{
     http::request::Parts,
 };
 
-use super::rejection::{Rejection, RejectionKind};
+use super::{rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{IdempotencyKey, IdempotentRequest};
 
 /// The whole of it, for instance to derive keys for other services. `Option<IdempotentRequest>` where the key is

@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use sfv::{BareItem, Item, Parser};
 use uuid::{Uuid, fmt::Hyphenated};
 
-use super::rejection::{Rejection, RejectionKind};
+use super::{rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{IdempotencyKey, TimeBearing};
 
 pub(super) static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");

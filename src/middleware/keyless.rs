@@ -1,48 +1,34 @@
 //! A request without a key: refused, or executed in a transaction that leaves no trace.
 
-use axum::{
-    BoxError,
-    body::{Body, Bytes},
-    http::{Request, request::Parts},
-    response::Response,
-};
-use http_body::Body as HttpBody;
+use axum::{body::Body, http::request::Parts, response::Response};
 use tokio::time::timeout;
-use tower_service::Service;
 
 use super::{
     capture,
+    config::Config,
     disposition::Disposition,
-    execute::{blame, call, out_of_time},
-    layer::Config,
-    rejection::{Rejection, RejectionKind},
-    service::Stop,
+    handler::{Handler, Stop, blame, out_of_time},
+    rejection::Rejection,
+    rejection_kind::RejectionKind,
     tx::{Open, Returned, Slot, tolerate},
 };
 use crate::{LocalSettings, Operation};
 
 /// Its body is not read here, and its answer is not held back: nothing of either is kept.
-pub(super) async fn keyless<S, B, R>(
+pub(super) async fn keyless<E: Send + 'static>(
     config: &Config,
-    inner: S,
+    handler: Handler<E>,
     parts: Parts,
-    body: B,
+    body: Body,
     operation: &Operation,
     settings: LocalSettings,
-) -> Result<Response, Stop<S::Error>>
-where
-    S: Service<Request<Body>, Response = http::Response<R>>,
-    B: HttpBody<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-    R: HttpBody<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
-{
+) -> Result<Response, Stop<E>> {
     if config.required {
         let detail = format!("this operation needs the header field {}", config.header());
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
     let slot = Slot::unbegun(config.idempotency.clone(), settings);
-    let mut answering = Box::pin(call(inner, parts, Body::new(body), &slot));
+    let mut answering = Box::pin(handler.call(parts, body, &slot));
     let answered = match config.time_limit {
         None => answering.await,
         Some(limit) => loop {
@@ -81,5 +67,5 @@ where
             Disposition::Reject | Disposition::Release => unkeyed.rollback().await.or_else(tolerate)?,
         }
     }
-    Ok(Response::from_parts(parts, Body::new(body)))
+    Ok(Response::from_parts(parts, body))
 }

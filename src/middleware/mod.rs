@@ -89,6 +89,7 @@ mod body;
 mod canonical_json;
 mod capture;
 mod codec;
+mod config;
 mod content;
 mod disposition;
 mod exchange;
@@ -99,7 +100,9 @@ mod fields;
 mod fingerprint;
 #[cfg(test)]
 mod fingerprint_property;
+mod flow;
 mod future;
+mod handler;
 mod header;
 mod json_rpc;
 mod keyless;
@@ -113,6 +116,7 @@ mod panic;
 mod policy;
 mod refuse;
 mod rejection;
+mod rejection_kind;
 mod service;
 mod settings;
 mod settings_fingerprint;
@@ -120,16 +124,9 @@ mod tx;
 mod tx_use;
 
 pub use self::{
-    codec::BodyCodec,
-    disposition::Disposition,
-    future::ResponseFuture,
-    layer::IdempotencyLayer,
-    occurrence::Occurrence,
-    outcome::Outcome,
-    policy::Policy,
-    rejection::{Rejection, RejectionKind},
-    service::IdempotencyService,
-    tx::Tx,
+    codec::BodyCodec, disposition::Disposition, future::ResponseFuture, layer::IdempotencyLayer,
+    occurrence::Occurrence, outcome::Outcome, policy::Policy, rejection::Rejection, rejection_kind::RejectionKind,
+    service::IdempotencyService, tx::Tx,
 };
 
 /// Takes any octets for the header field; what is taken for a key has to be one.

@@ -1,6 +1,5 @@
 use std::fmt;
 
-use super::rejection::{Rejection, RejectionKind};
 use crate::error::Ended;
 
 /// Whether a refused request was executed, now or before, as far as the layer knows; the member `occurrence` of the problem
@@ -17,7 +16,7 @@ pub enum Occurrence {
     /// `not-executed`: nothing of it has taken effect.
     NotExecuted,
     /// `unknown`: the layer cannot tell, for instance since the database does not say whether the key was used before. The same
-    /// request again, under the same key, finds out where the refusal is [retryable](RejectionKind::is_retryable).
+    /// request again, under the same key, finds out where the refusal is [retryable](crate::RejectionKind::is_retryable).
     Unknown,
 }
 
@@ -36,51 +35,6 @@ impl Occurrence {
 impl fmt::Display for Occurrence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-impl RejectionKind {
-    /// Whether the request was executed, if nothing more is known than the kind: then it is not executed only if it is certain
-    /// that no earlier request with its key was.
-    #[must_use]
-    pub const fn occurrence(self) -> Occurrence {
-        match self {
-            Self::MissingKey
-            | Self::InvalidKey
-            | Self::KeyNotHandled
-            | Self::KeyFromFuture
-            | Self::TimeLimit
-            | Self::ResponseTooLarge
-            | Self::ResponseUnsupported
-            | Self::ConnectionHeld
-            | Self::TransactionAborted
-            | Self::CommitRefused => Occurrence::NotExecuted,
-            Self::ReplayRefused | Self::ResponseNotRetained | Self::AnswerUnreadable => Occurrence::Executed,
-            Self::KeyExpired
-            | Self::KeyReused
-            | Self::Unscoped
-            | Self::RequestUnreadable
-            | Self::RequestTooLarge
-            | Self::InFlight
-            | Self::StoreUnavailable
-            | Self::OutcomeUnknown
-            | Self::TransactionEnded
-            | Self::Misconfigured
-            | Self::Internal => Occurrence::Unknown,
-        }
-    }
-}
-
-impl Rejection {
-    /// For a request whose work began, which says that none was done under its key before, and was undone; or for one without
-    /// a key, whose work was undone or did not begin.
-    pub(super) fn undone(self) -> Self {
-        match self.kind() {
-            RejectionKind::StoreUnavailable | RejectionKind::Misconfigured | RejectionKind::Internal => {
-                self.with_occurrence(Occurrence::NotExecuted)
-            }
-            _ => self,
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use axum::{extract::MatchedPath, http::request::Parts};
 
-use super::{fingerprint::original_uri, layer::Config};
+use super::{config::Config, fingerprint::original_uri};
 use crate::Operation;
 
 /// What the request does: what the route's layer says, or its method and template; in the application's namespace.

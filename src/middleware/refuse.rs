@@ -1,11 +1,9 @@
 //! What the client is told of an outcome or a failure.
 
 use axum::http::Method;
+use tracing::error;
 
-use super::{
-    occurrence::Occurrence,
-    rejection::{Rejection, RejectionKind},
-};
+use super::{occurrence::Occurrence, rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{
     Error, ErrorKind, Tombstone, Untimely,
     error::{Ended, Unavailable},
@@ -137,6 +135,13 @@ fn unavailable(error: &Error) -> &'static str {
             "nothing of the request was kept; repeat it with the same key"
         }
     }
+}
+
+/// What the client may know of an error, with the rest in the log.
+pub(super) fn logged(error: Error) -> Rejection {
+    let shown = &error as &dyn std::error::Error;
+    error!(error = shown, source = shown.source(), "idempotency failed");
+    error.into()
 }
 
 impl Rejection {

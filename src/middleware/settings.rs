@@ -8,16 +8,10 @@ use axum::{
 };
 
 use super::{
-    codec::BodyCodec,
-    disposition::Disposition,
-    layer::IdempotencyLayer,
-    rejection::{Rejection, RejectionKind},
-    tx_use::TxUse,
+    codec::BodyCodec, config::NEVER, disposition::Disposition, layer::IdempotencyLayer, rejection::Rejection,
+    rejection_kind::RejectionKind, tx_use::TxUse,
 };
 use crate::{Concurrency, IdempotencyKey, LocalSettings, Operation, Retention, StoredResponse, TimeBearing};
-
-/// Methods for which a key means nothing.
-pub(super) const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
 
 /// # What is handled
 impl IdempotencyLayer {

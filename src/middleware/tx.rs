@@ -8,7 +8,7 @@ use axum::{extract::FromRequestParts, http::request::Parts};
 use sqlx::{Connection as _, PgConnection, Postgres};
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
-use super::rejection::{Rejection, RejectionKind};
+use super::{refuse::logged, rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{
     Error, ErrorKind, Idempotency, LocalSettings,
     engine::{Attempt, Slow, Unkeyed, probe},
@@ -127,7 +127,7 @@ impl<S: Sync> FromRequestParts<S> for Tx {
         if let State::Unbegun(unbegun) = &*state {
             let (idempotency, settings) = &**unbegun;
             let unkeyed = Unkeyed::begin(idempotency, settings.clone()).await;
-            let open = Open::Unkeyed(unkeyed.map_err(super::service::logged)?);
+            let open = Open::Unkeyed(unkeyed.map_err(logged)?);
             *state = State::Open { open: Box::new(open), taken: true };
         }
         OwnedMutexGuard::try_map(state, |state| match state {

@@ -7,7 +7,7 @@ use std::{
 
 use tracing::warn;
 
-use super::rejection::{Rejection, RejectionKind};
+use super::{rejection::Rejection, rejection_kind::RejectionKind};
 use crate::Operation;
 
 /// What is expected of handlers.

@@ -1,0 +1,232 @@
+//! What the settings of a layer come to.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts, response},
+    response::Response,
+};
+use tracing::warn;
+
+use super::{
+    capture::HeaderRules,
+    codec::BodyCodec,
+    disposition::Disposition,
+    fingerprint::FingerprintRules,
+    header::{IDEMPOTENCY_KEY, KeyRules, REPEATABILITY_REQUEST_ID, REPEATABILITY_RESULT, Sent},
+    rejection::Rejection,
+    rejection_kind::RejectionKind,
+    tx_use::{TxUse, Warned},
+};
+use crate::{Idempotency, LocalSettings, Operation, Scope, StoredResponse};
+
+/// Methods for which a key means nothing.
+pub(super) const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
+
+/// See [`IdempotencyLayer::time_limit`](crate::IdempotencyLayer::time_limit).
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) type ScopeFn = Arc<dyn Fn(&Parts) -> Option<Scope> + Send + Sync>;
+type LocalSettingsFn = Arc<dyn Fn(&Parts) -> LocalSettings + Send + Sync>;
+type DispositionFn = Arc<dyn Fn(&response::Parts) -> Disposition + Send + Sync>;
+type RejectionFn = Arc<dyn Fn(&Rejection, &Parts) -> Response + Send + Sync>;
+type GuardFn = Arc<dyn Fn(&Parts, &StoredResponse) -> bool + Send + Sync>;
+
+#[derive(Clone)]
+pub(super) struct Config {
+    pub(super) idempotency: Idempotency,
+    pub(super) scope: ScopeFn,
+    pub(super) local_settings: Option<LocalSettingsFn>,
+    pub(super) namespace: Option<Arc<str>>,
+    pub(super) operation: Option<Operation>,
+    pub(super) methods: HashSet<Method>,
+    pub(super) required: bool,
+    pub(super) refuse_unhandled_keys: bool,
+    pub(super) cancel_on_disconnect: bool,
+    pub(super) time_limit: Option<Duration>,
+    pub(super) tx_use: TxUse,
+    /// Operations of which it was said that their handlers do not take `Tx`.
+    pub(super) warned: Arc<Warned>,
+    /// Whether it was said that more is kept than was asked for.
+    pub(super) raised: Arc<AtomicBool>,
+    /// `None`: as the kind of keys has it.
+    pub(super) header: Option<HeaderName>,
+    pub(super) key: KeyRules,
+    pub(super) max_request_bytes: usize,
+    pub(super) max_response_bytes: usize,
+    pub(super) fingerprint: FingerprintRules,
+    pub(super) disposition: Option<DispositionFn>,
+    pub(super) stored_headers: HeaderRules,
+    pub(super) sensitive: bool,
+    pub(super) oversized_not_retained: bool,
+    pub(super) codec: Option<Arc<dyn BodyCodec>>,
+    pub(super) replay_guard: Option<GuardFn>,
+    pub(super) marker: HeaderName,
+    pub(super) expiry_header: Option<HeaderName>,
+    pub(super) reference_header: Option<HeaderName>,
+    pub(super) not_retained_header: Option<HeaderName>,
+    pub(super) echo_key: bool,
+    pub(super) repeatability_result: bool,
+    pub(super) problem_base: Arc<str>,
+    pub(super) documentation: Option<HeaderValue>,
+    pub(super) challenge: HeaderValue,
+    pub(super) statuses: HashMap<RejectionKind, StatusCode>,
+    pub(super) rejection: Option<RejectionFn>,
+}
+
+impl Config {
+    pub(super) fn new(idempotency: Idempotency, scope: ScopeFn) -> Self {
+        Self {
+            idempotency: idempotency.with_time_limit(TIME_LIMIT),
+            scope,
+            local_settings: None,
+            namespace: None,
+            operation: None,
+            methods: HashSet::from([Method::POST, Method::PATCH]),
+            required: true,
+            refuse_unhandled_keys: false,
+            cancel_on_disconnect: false,
+            time_limit: Some(TIME_LIMIT),
+            tx_use: TxUse::Expected,
+            warned: Arc::default(),
+            raised: Arc::default(),
+            header: None,
+            key: KeyRules::default(),
+            max_request_bytes: 1024 * 1024,
+            max_response_bytes: 1024 * 1024,
+            fingerprint: FingerprintRules::default(),
+            disposition: None,
+            stored_headers: HeaderRules::default(),
+            sensitive: false,
+            oversized_not_retained: false,
+            codec: None,
+            replay_guard: None,
+            marker: HeaderName::from_static("idempotent-replayed"),
+            expiry_header: None,
+            reference_header: None,
+            not_retained_header: None,
+            echo_key: false,
+            repeatability_result: false,
+            problem_base: Rejection::PROBLEM_BASE.into(),
+            documentation: None,
+            challenge: HeaderValue::from_static("Bearer"),
+            statuses: HashMap::new(),
+            rejection: None,
+        }
+    }
+
+    /// The name of the key's header field.
+    pub(super) fn header(&self) -> &HeaderName {
+        match (&self.header, self.idempotency.keys()) {
+            (Some(header), _) => header,
+            (None, Some(keys)) if keys.is_beside_the_key() => &REPEATABILITY_REQUEST_ID,
+            (None, _) => &IDEMPOTENCY_KEY,
+        }
+    }
+
+    /// The key that was sent, and when it was first sent, if that stands beside it.
+    pub(super) fn find(&self, headers: &HeaderMap) -> Result<Option<Sent>, Rejection> {
+        self.key.find(headers, self.header(), self.idempotency.keys())
+    }
+
+    /// Who owns the request.
+    pub(super) fn scope(&self, parts: &Parts) -> Result<Scope, Rejection> {
+        (self.scope)(parts).filter(|scope| !scope.is_blank()).ok_or_else(Rejection::unscoped)
+    }
+
+    /// The settings of a request's transaction.
+    pub(super) fn local_settings(&self, parts: &Parts) -> LocalSettings {
+        self.local_settings.as_ref().map_or_else(LocalSettings::new, |settings| settings(parts))
+    }
+
+    pub(super) fn say_what_is_raised(&self) {
+        if self.idempotency.is_raised() && !self.raised.swap(true, Ordering::Relaxed) {
+            let operation = self.operation.as_ref().map(Operation::as_str);
+            warn!(
+                operation,
+                retention = ?self.idempotency.retention_in_force(),
+                "the retention or window that was set is not longer than a duplicate may wait and a handler may take; \
+                 keys are kept for longer than those"
+            );
+        }
+    }
+
+    pub(super) fn disposition(&self, parts: &response::Parts) -> Disposition {
+        match (parts.extensions.get(), &self.disposition) {
+            (Some(own), _) => *own,
+            (None, Some(table)) => table(parts),
+            (None, None) => Disposition::of(parts.status),
+        }
+    }
+
+    /// The response to a refused request; `head` is its head, where there is a renderer that sees it.
+    pub(super) fn render(&self, rejection: Rejection, head: Option<&Parts>) -> Response {
+        let status = self.statuses.get(&rejection.kind()).copied().unwrap_or_else(|| rejection.status());
+        let rejection = rejection.with_status(status);
+        let mut response = match (&self.rejection, head) {
+            (Some(render), Some(head)) => render(&rejection, head),
+            _ => rejection.to_problem(&self.problem_base),
+        };
+        // A renderer that forgets the status must not turn a refusal into a success. To send a browser elsewhere is none.
+        let sent = response.status();
+        let redirects = sent.is_redirection() && response.headers().contains_key(header::LOCATION);
+        if !redirects && !sent.is_client_error() && !sent.is_server_error() {
+            *response.status_mut() = status;
+        }
+        let headers = response.headers_mut();
+        rejection.complete(headers);
+        if rejection.kind() == RejectionKind::Unscoped && !headers.contains_key(header::WWW_AUTHENTICATE) {
+            headers.insert(header::WWW_AUTHENTICATE, self.challenge.clone());
+        }
+        if let Some(link) = &self.documentation {
+            headers.append(header::LINK, link.clone());
+        }
+        if let (Some(name), Some(reference)) = (&self.reference_header, rejection.reference())
+            && let Ok(value) = HeaderValue::try_from(reference)
+        {
+            headers.insert(name, value);
+        }
+        if self.repeatability_result {
+            headers.insert(REPEATABILITY_RESULT.clone(), HeaderValue::from_static("rejected"));
+        }
+        // A renderer may have chosen another status.
+        let sent = response.status();
+        response.extensions_mut().insert(rejection.with_status(sent));
+        response
+    }
+
+    /// The fields that only the layer may set: a handler that passes on another service's answer may bring them.
+    pub(super) fn own_fields(&self) -> impl Iterator<Item = &HeaderName> {
+        let optional = [&self.expiry_header, &self.reference_header, &self.not_retained_header];
+        let result = self.repeatability_result.then_some(&REPEATABILITY_RESULT);
+        std::iter::once(&self.marker).chain(optional.into_iter().flatten()).chain(result)
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("idempotency", &self.idempotency)
+            .field("operation", &self.operation)
+            .field("methods", &self.methods)
+            .field("required", &self.required)
+            .field("cancel_on_disconnect", &self.cancel_on_disconnect)
+            .field("time_limit", &self.time_limit)
+            .field("header", &self.header)
+            .field("max_request_bytes", &self.max_request_bytes)
+            .field("max_response_bytes", &self.max_response_bytes)
+            .field("stored_headers", &self.stored_headers)
+            .field("sensitive", &self.sensitive)
+            .field("oversized_not_retained", &self.oversized_not_retained)
+            .field("problem_base", &self.problem_base)
+            .finish_non_exhaustive()
+    }
+}

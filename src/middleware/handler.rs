@@ -1,0 +1,109 @@
+//! The service inside, and what ends a request before its time.
+
+use std::pin::Pin;
+
+use axum::{
+    BoxError,
+    body::{Body, Bytes},
+    extract::Request,
+    http::request::Parts,
+    response::Response,
+};
+use http_body::Body as HttpBody;
+use tower_service::Service;
+use tracing::error;
+
+use super::{refuse::logged, rejection::Rejection, rejection_kind::RejectionKind, tx::Slot};
+use crate::{Error, Operation, engine::Slow};
+
+/// The service inside, to be called once, with bodies of one type.
+pub(super) struct Handler<E>(Box<dyn FnOnce(Request) -> Responding<E> + Send>);
+
+type Responding<E> = Pin<Box<dyn Future<Output = Result<Response, E>> + Send>>;
+
+impl<E: Send + 'static> Handler<E> {
+    /// `service` is ready.
+    pub(super) fn of<S, R>(mut service: S) -> Self
+    where
+        S: Service<Request, Response = http::Response<R>, Error = E> + Send + 'static,
+        S::Future: Send + 'static,
+        R: HttpBody<Data = Bytes> + Send + 'static,
+        R::Error: Into<BoxError>,
+    {
+        Self(Box::new(move |request| {
+            let responding = service.call(request);
+            Box::pin(async move {
+                let response = responding.await?;
+                drop(service);
+                Ok(response.map(Body::new))
+            })
+        }))
+    }
+
+    /// Calls it with the slot in reach.
+    pub(super) async fn call(self, mut parts: Parts, body: Body, slot: &Slot) -> Result<Response, E> {
+        parts.extensions.insert(slot.clone());
+        let Self(call) = self;
+        call(Request::from_parts(parts, body)).await
+    }
+}
+
+/// Why the flow ended early.
+pub(super) enum Stop<E> {
+    /// The layer responds.
+    Refused(Rejection),
+    /// The service inside failed; its error is not the layer's to respond to.
+    Failed(E),
+}
+
+impl<E> Stop<E> {
+    /// As [`Rejection::undone`].
+    pub(super) fn undone(self) -> Self {
+        self.map(Rejection::undone)
+    }
+
+    pub(super) fn map(self, change: impl FnOnce(Rejection) -> Rejection) -> Self {
+        match self {
+            Self::Refused(rejection) => Self::Refused(change(rejection)),
+            Self::Failed(error) => Self::Failed(error),
+        }
+    }
+}
+
+impl<E> From<Rejection> for Stop<E> {
+    fn from(rejection: Rejection) -> Self {
+        Self::Refused(rejection)
+    }
+}
+
+impl<E> From<Error> for Stop<E> {
+    fn from(error: Error) -> Self {
+        Self::Refused(logged(error))
+    }
+}
+
+pub(super) fn out_of_time(operation: &Operation, why: Option<Slow>) -> Rejection {
+    let detail = match why {
+        Some(Slow::HoldsOthersUp) => {
+            "the operation took too long and was rolled back: another connection of the service waited for a lock that the \
+             request's transaction held; a handler that writes the same row by its Tx and by the pool waits for itself"
+        }
+        Some(Slow::Busy) => {
+            "the operation took too long and was rolled back, with a statement still running in the database, or waiting \
+             there for a lock; repeat the request with the same key"
+        }
+        Some(Slow::Held) => {
+            "the operation took too long; it is rolled back when a task that still holds its connection lets go of it, and \
+             until then its key is taken"
+        }
+        None => "the operation took too long and was rolled back; repeat the request with the same key",
+    };
+    let rejection = Rejection::new(RejectionKind::TimeLimit, detail);
+    blame(&rejection, operation);
+    rejection
+}
+
+/// The handler is at fault, and its operator should know.
+pub(super) fn blame(rejection: &Rejection, operation: &Operation) {
+    error!(%operation, %rejection, "the handler's answer could not be kept");
+}
