@@ -4,7 +4,8 @@ use tokio::time::timeout_at;
 
 use super::{
     Attempt, Duplicate, Idempotency, Uninterrupted,
-    in_flight::{Entered, Leader, identity},
+    identity::identity,
+    in_flight::{Entered, Leader},
     patience::{Caller, Patience},
     timing::{prepare, timing},
     verdict::{Verdict, verdict, verdict_on_known},

@@ -11,16 +11,11 @@ use tokio::sync::watch;
 use super::{
     Duplicate,
     clocks::Moment,
+    identity::{Identity, identity},
     recent::Recent,
     verdict::{Verdict, verdict_on_known},
 };
-use crate::{IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, Untimely};
-
-pub(super) type Identity = (Scope, Operation, IdempotencyKey);
-
-pub(super) fn identity(request: &IdempotentRequest) -> Identity {
-    (request.scope().clone(), request.operation().clone(), request.key().clone())
-}
+use crate::{IdempotentRequest, StoredResponse, Untimely};
 
 /// One for all clones of an [`Idempotency`](crate::Idempotency).
 #[derive(Clone, Default)]

@@ -10,7 +10,7 @@ use std::{
 
 use http::{HeaderName, HeaderValue};
 
-use super::{clocks::Moment, in_flight::Identity};
+use super::{clocks::Moment, identity::Identity};
 use crate::{IdempotentRequest, LocalSettings, Scope, StoredResponse, Window};
 
 /// Everything in it comes in two generations: when the

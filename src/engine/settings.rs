@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use sqlx::PgPool;
 use tokio::sync::Semaphore;
 
-use super::{Backlog, Concurrency, Idempotency, Settings, in_flight::InFlight};
+use super::{Backlog, Concurrency, Idempotency, idempotency::Settings, in_flight::InFlight};
 use crate::{
     Retention, StoredResponse, TimeBearing,
     postgres::{Connections, PoolSettings, Sending},

@@ -85,43 +85,54 @@
 //! * The claim is the first statement of the transaction, so a handler cannot set another isolation level; the role's
 //!   or the database's default applies. The answer is written by the role that the handler leaves behind.
 
+// The layer and its settings.
+mod config;
+mod layer;
+mod policy;
+mod settings;
+mod settings_fingerprint;
+
+// Tower's part, and the flow.
+mod flow;
+mod future;
+mod service;
+
+// The request: its key, its operation, its body, and what tells it from others.
 mod body;
 mod canonical_json;
-mod capture;
-mod codec;
-mod config;
 mod content;
-mod disposition;
-mod exchange;
-mod execute;
-mod executor;
-mod extract;
-mod fields;
 mod fingerprint;
 #[cfg(test)]
 mod fingerprint_property;
-mod flow;
-mod future;
-mod handler;
 mod header;
 mod json_rpc;
-mod keyless;
-mod layer;
 mod multipart;
-mod occurrence;
 mod operation;
-mod outcome;
 mod pairs;
+
+// The handler, with a key and without one, and what it extracts.
+mod execute;
+mod executor;
+mod extract;
+mod handler;
+mod keyless;
 mod panic;
-mod policy;
+mod tx;
+mod tx_use;
+
+// The response: what is kept of it, and how it comes again.
+mod capture;
+mod codec;
+mod disposition;
+mod exchange;
+mod fields;
+mod outcome;
+
+// The layer's own responses.
+mod occurrence;
 mod refuse;
 mod rejection;
 mod rejection_kind;
-mod service;
-mod settings;
-mod settings_fingerprint;
-mod tx;
-mod tx_use;
 
 pub use self::{
     codec::BodyCodec, disposition::Disposition, future::ResponseFuture, layer::IdempotencyLayer,
