@@ -17,7 +17,7 @@ use std::{
 
 use axum_idempotency::{
     Claim, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Pruner, Scope, StoredResponse,
-    TimeBearing, migrate_partitioned,
+    TimestampedKeys, migrate_partitioned,
 };
 use sqlx::{AssertSqlSafe, Executor as _, PgPool, Row as _, postgres::PgPoolOptions};
 use throwaway_postgres::{Options, Server};
@@ -299,7 +299,7 @@ async fn turnovers(server: &Server, count: i64) -> Result<()> {
 async fn partition(server: &Server, count: i64) -> Result<()> {
     let pool = database(server, "partitions").await?;
     let hour = Duration::from_secs(3_600);
-    let idempotency = Idempotency::new(&pool).time_bearing(TimeBearing::uuid_v7(hour)?.partitioned()?);
+    let idempotency = Idempotency::new(&pool).timestamped_keys(TimestampedKeys::uuid_v7(hour)?.partitioned()?);
     let millis = std::time::UNIX_EPOCH.elapsed()?.as_millis();
     let key = IdempotencyKey::new(format!("{:08x}-{:04x}-7000-8000-000000000001", millis >> 16, millis & 0xffff))?;
     let request = IdempotentRequest::new(Scope::global(), Operation::new("o"), key, Fingerprint::of([""]));

@@ -54,7 +54,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use axum_idempotency::{Concurrency, Idempotency, IdempotencyLayer, Retention, Scope, TimeBearing, Tx};
+use axum_idempotency::{Concurrency, Idempotency, IdempotencyLayer, Retention, Scope, TimestampedKeys, Tx};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sqlx::{PgConnection, PgPool, postgres::PgPoolOptions};
@@ -90,7 +90,7 @@ pub(crate) fn app(idempotency: Idempotency) -> Router {
     // An experiment's handler may hang, and its windows may be short: the default limit would lengthen those.
     let idempotent =
         IdempotencyLayer::new(idempotency, |parts| parts.extensions.get::<Owner>().map(|owner| Scope::new(&owner.0)))
-            .time_limit(None);
+            .handler_timeout(None);
     Router::new()
         .route("/accounts", post(open_account).layer(idempotent.clone().operation("account.open").optional()))
         .route("/accounts/{id}", get(show_account))
@@ -330,7 +330,7 @@ pub(crate) struct Settings {
     pub(crate) listen: SocketAddr,
     pub(crate) concurrency: Concurrency,
     pub(crate) retention: Retention,
-    pub(crate) keys: Option<TimeBearing>,
+    pub(crate) keys: Option<TimestampedKeys>,
     pub(crate) partitioned: bool,
     pub(crate) pool: u32,
     pub(crate) self_check: bool,
@@ -365,15 +365,15 @@ impl Settings {
             "--retention" => self.retention = Retention::new(seconds(&value)?)?,
             "--keys" => {
                 self.keys = Some(match value.split_once(':') {
-                    Some(("uuid-v7", window)) => TimeBearing::uuid_v7(seconds(window)?)?,
-                    Some(("ulid", window)) => TimeBearing::ulid(seconds(window)?)?,
-                    Some(("first-sent", window)) => TimeBearing::first_sent(seconds(window)?)?,
+                    Some(("uuid-v7", window)) => TimestampedKeys::uuid_v7(seconds(window)?)?,
+                    Some(("ulid", window)) => TimestampedKeys::ulid(seconds(window)?)?,
+                    Some(("first-sent", window)) => TimestampedKeys::first_sent(seconds(window)?)?,
                     _ => return Err("--keys is uuid-v7:SECONDS, ulid:SECONDS or first-sent:SECONDS".into()),
                 });
             }
             "--concurrency" => {
                 self.concurrency = match value.split_once(':') {
-                    None if value == "reject" => Concurrency::Reject,
+                    None if value == "reject" => Concurrency::NoWait,
                     Some(("wait", time)) => Concurrency::Wait { timeout: seconds(time)? },
                     _ => return Err("--concurrency is wait:SECONDS or reject".into()),
                 }
@@ -385,7 +385,7 @@ impl Settings {
 
     /// A duplicate must not wait until its key is forgotten, so short windows shorten the wait.
     pub(crate) fn idempotency(&self, pool: &PgPool) -> Result<Idempotency, Box<dyn Error>> {
-        let windows = [self.retention.window(), self.keys.map(TimeBearing::window)];
+        let windows = [self.retention.window(), self.keys.map(TimestampedKeys::window)];
         let concurrency = match (self.concurrency, windows.into_iter().flatten().min()) {
             (Concurrency::Wait { timeout }, Some(window)) => Concurrency::Wait { timeout: timeout.min(window / 2) },
             (concurrency, _) => concurrency,
@@ -394,8 +394,8 @@ impl Settings {
         Ok(match self.keys {
             None if self.partitioned => return Err("--partitioned needs --keys".into()),
             None => idempotency,
-            Some(keys) if self.partitioned => idempotency.time_bearing(keys.partitioned()?),
-            Some(keys) => idempotency.time_bearing(keys),
+            Some(keys) if self.partitioned => idempotency.timestamped_keys(keys.partitioned()?),
+            Some(keys) => idempotency.timestamped_keys(keys),
         })
     }
 }

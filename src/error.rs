@@ -1,6 +1,6 @@
 use std::{error::Error as StdError, fmt, time::Duration};
 
-use crate::Untimely;
+use crate::KeyTimeError;
 
 /// What went wrong between a request and its one commit.
 ///
@@ -62,7 +62,7 @@ pub enum ErrorKind {
     KeyReused,
     /// The work was done before, and its answer was not kept. Only from [`run`](crate::Idempotency::run).
     NotRetained,
-    /// The key bears no time, or not in its one spelling, although [`TimeBearing`](crate::TimeBearing) asks for one.
+    /// The key bears no time, or not in its one spelling, although [`TimestampedKeys`](crate::TimestampedKeys) asks for one.
     KeyWithoutTime,
     /// The key is older than the window, and nothing is known of it. Only from [`run`](crate::Idempotency::run).
     KeyExpired,
@@ -211,12 +211,12 @@ impl Error {
     }
 }
 
-impl From<Untimely> for ErrorKind {
-    fn from(untimely: Untimely) -> Self {
-        match untimely {
-            Untimely::Expired => Self::KeyExpired,
-            Untimely::FromFuture => Self::KeyFromFuture,
-            Untimely::OtherTime => Self::KeyReused,
+impl From<KeyTimeError> for ErrorKind {
+    fn from(error: KeyTimeError) -> Self {
+        match error {
+            KeyTimeError::Expired => Self::KeyExpired,
+            KeyTimeError::InFuture => Self::KeyFromFuture,
+            KeyTimeError::Mismatch => Self::KeyReused,
         }
     }
 }

@@ -7,13 +7,13 @@
 //! * The layer for HTTP, its contract and an example: [`middleware`].
 //! * The engine alone, for consumers of a message broker and for transactions of your own: [`Idempotency`].
 //! * What it costs: [`_docs::performance`]. Its connections, poolers, row-level security: [`_docs::connections`].
-//! * The table: [`migrate`]. Forgetting: [`Retention`], [`TimeBearing`] and [`Pruner`]; what that means and costs:
-//!   [`_docs::windows`].
+//! * The table: [`migrate`]. Forgetting: [`Retention`], [`TimestampedKeys`] and [`Pruner`]; what that means and costs:
+//!   [`_docs::retention`].
 //!
 //! # What you get
 //!
 //! * **At most one execution commits** for each owner, operation and key within the key's window (or for ever, with keys
-//!   that [hold their time](TimeBearing)), whatever the number of concurrent duplicates, processes and crashes. The claim is
+//!   that [hold their time](TimestampedKeys)), whatever the number of concurrent duplicates, processes and crashes. The claim is
 //!   one atomic `INSERT … ON CONFLICT`.
 //! * **Effects and answer together**, or neither. No byte of an answer is sent before its commit is acknowledged.
 //! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once, or within two
@@ -36,7 +36,7 @@
 //!
 //! Events have the target `axum_idempotency` and below. At `DEBUG` each request gives its `operation` and `outcome`
 //! (a disposition, `replayed`, or the name of a refusal); at `WARN` and `ERROR` stand failures of the database and
-//! mistakes of the application, with their cause. A pruner's round is at `DEBUG` too, with `deleted`, `faded`,
+//! mistakes of the application, with their cause. A pruner's round is at `DEBUG` too, with `deleted`, `responses_dropped`,
 //! `partitions_made` and `partitions_dropped`. Keys and bodies are never logged.
 //!
 //! # Features
@@ -62,7 +62,7 @@ mod response;
 mod retention;
 mod scope;
 mod stats;
-mod time_bearing;
+mod timestamped_keys;
 mod unless;
 
 // Floor 2: the engine, on PostgreSQL. No HTTP server.
@@ -87,11 +87,11 @@ pub use self::{
     operation::Operation,
     postgres::schema::{MIGRATOR, PARTITIONED_MIGRATOR, migrate, migrate_partitioned},
     request::IdempotentRequest,
-    response::{Found, StoredResponse, Tombstone, Window},
+    response::{KeyStatus, StoredResponse, Tombstone, Window},
     retention::{InvalidRetention, Retention},
     scope::Scope,
-    stats::{Forgotten, OperationStats, Pruned, Stats},
-    time_bearing::{TimeBearing, Untimely},
+    stats::{Erased, OperationStats, Pruned, Stats},
+    timestamped_keys::{KeyTimeError, TimestampedKeys},
 };
 
 /// What the fuzz targets call; only there with `--cfg fuzzing`.
@@ -117,8 +117,8 @@ pub mod _docs {
     #[doc = include_str!("docs/clients.md")]
     pub mod clients {}
 
-    #[doc = include_str!("docs/windows.md")]
-    pub mod windows {}
+    #[doc = include_str!("docs/retention.md")]
+    pub mod retention {}
 
     #[doc = include_str!("docs/connections.md")]
     pub mod connections {}

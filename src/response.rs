@@ -45,7 +45,7 @@ pub struct Tombstone {
 
 /// What is known of a key that was answered; see [`Idempotency::lookup`](crate::Idempotency::lookup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct KeyStatus {
     /// The status of the answer.
     pub status: StatusCode,
     /// The size of the body that is kept; `None` if the answer is not kept any more, or never was.
@@ -83,7 +83,7 @@ impl StoredResponse {
 
     /// Keeps this answer so long, counted from the first use of its key, instead of as long as
     /// [`Idempotency::retention`](crate::Idempotency::retention) says. What is not longer than a duplicate may wait counts
-    /// as a millisecond more than that. A key that [bears a time](crate::TimeBearing) is kept as long as that asks for;
+    /// as a millisecond more than that. A key that [bears a time](crate::TimestampedKeys) is kept as long as that asks for;
     /// then only how long the answer is replayed can be said, by [`refuse_for`](Retention::refuse_for) and
     /// [`refuse_forever`](Retention::refuse_forever).
     #[must_use]

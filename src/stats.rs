@@ -7,7 +7,7 @@ pub struct Pruned {
     /// Expired keys that were deleted.
     pub deleted: u64,
     /// Answers that were dropped, because they are not replayed any more. Their keys stay.
-    pub faded: u64,
+    pub responses_dropped: u64,
     /// Partitions that were made ahead.
     pub partitions_made: u64,
     /// Partitions that were dropped, with all that was in them.
@@ -18,13 +18,13 @@ impl Pruned {
     /// How many rows were deleted or changed, without those in dropped partitions.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        self.deleted.saturating_add(self.faded)
+        self.deleted.saturating_add(self.responses_dropped)
     }
 
     pub(crate) fn add(&mut self, other: Self) {
         for (sum, more) in [
             (&mut self.deleted, other.deleted),
-            (&mut self.faded, other.faded),
+            (&mut self.responses_dropped, other.responses_dropped),
             (&mut self.partitions_made, other.partitions_made),
             (&mut self.partitions_dropped, other.partitions_dropped),
         ] {
@@ -53,10 +53,10 @@ pub struct Stats {
     pub index_bytes: u64,
 }
 
-/// What [`forget`](crate::Idempotency::forget) has done.
+/// What [`erase_scope`](crate::Idempotency::erase_scope) has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Forgotten {
+pub struct Erased {
     /// How many keys were deleted.
     pub keys: u64,
     /// How many keys of the owner are there all the same, up to a thousand in each table: they are being used again after they

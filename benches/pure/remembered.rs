@@ -19,7 +19,7 @@ pub(crate) fn replays(runtime: &Runtime, criterion: &mut Criterion) -> Result<()
     let server = throwaway_postgres::shared()?;
     let pool = runtime.block_on(PgPoolOptions::new().max_connections(1).connect(&server.url("postgres")))?;
     runtime.block_on(axum_idempotency::migrate(&pool))?;
-    let idempotency = Idempotency::new(&pool).answers_in_memory(64 << 20, Duration::from_secs(3_600));
+    let idempotency = Idempotency::new(&pool).response_cache(64 << 20, Duration::from_secs(3_600));
     let mut group = criterion.benchmark_group("replay from memory");
     for bytes in [100, 100 << 10] {
         let layer = IdempotencyLayer::new(idempotency.clone(), |_| Some(Scope::global())).operation("remembered");

@@ -11,7 +11,7 @@ use super::{
     verdict::{Verdict, verdict, verdict_on_known},
 };
 use crate::{
-    Error, ErrorKind, IdempotentRequest, StoredResponse, Untimely, Window,
+    Error, ErrorKind, IdempotentRequest, KeyTimeError, StoredResponse, Window,
     error::{Connection, Unavailable},
     postgres::{
         claim::{self, Claimed, Terms, Timing, Wait},
@@ -179,9 +179,9 @@ pub(super) async fn contend(
                 drop(transaction.rollback().await);
                 return Ok(Contended::Answered(stored));
             }
-            Ok(Claimed::Untimely(untimely)) => {
+            Ok(Claimed::KeyTime(error)) => {
                 drop(transaction.rollback().await);
-                return Ok(Contended::Lost(Duplicate::Untimely(untimely)));
+                return Ok(Contended::Lost(Duplicate::KeyTime(error)));
             }
             // Another process executes it.
             Ok(Claimed::Held | Claimed::TimedOut) => {
@@ -249,7 +249,7 @@ pub(super) fn settle(leader: Leader, timing: Option<Timing>, stored: Stored) -> 
     match &duplicate {
         Duplicate::KeyReused => leader.reused(),
         // Those who wait may come with the right time.
-        Duplicate::Untimely(_) => drop(leader),
+        Duplicate::KeyTime(_) => drop(leader),
         _ => leader.answered(response),
     }
     duplicate
@@ -264,7 +264,7 @@ pub(super) fn compare(request: &IdempotentRequest, timing: Option<Timing>, store
 fn told(verdict: Verdict, response: StoredResponse) -> Duplicate {
     match verdict {
         Verdict::Same => Duplicate::of(response),
-        Verdict::OtherTime => Duplicate::Untimely(Untimely::OtherTime),
+        Verdict::OtherTime => Duplicate::KeyTime(KeyTimeError::Mismatch),
         Verdict::Other => Duplicate::KeyReused,
     }
 }

@@ -66,8 +66,8 @@ pub(super) async fn claim_using(
                     Err(Error::unavailable(Unavailable::Locked))
                 };
             }
-            Claimed::Untimely(untimely) => {
-                return Ok(ClaimUsing::Duplicate(Duplicate::Untimely(untimely)));
+            Claimed::KeyTime(error) => {
+                return Ok(ClaimUsing::Duplicate(Duplicate::KeyTime(error)));
             }
             missing @ (Claimed::Unregistered | Claimed::NoPartition) => {
                 // Under REPEATABLE READ and above this transaction does not see what was prepared.

@@ -10,14 +10,14 @@ pub enum Concurrency {
         timeout: Duration,
     },
     /// It is refused at once.
-    Reject,
+    NoWait,
 }
 
 impl Concurrency {
     pub(super) fn longest_wait(self) -> Duration {
         match self {
             Self::Wait { timeout } => timeout,
-            Self::Reject => Duration::ZERO,
+            Self::NoWait => Duration::ZERO,
         }
     }
 }

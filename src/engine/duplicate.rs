@@ -1,4 +1,4 @@
-use crate::{Error, ErrorKind, StoredResponse, Tombstone, Untimely};
+use crate::{Error, ErrorKind, KeyTimeError, StoredResponse, Tombstone};
 
 /// What becomes of a request whose key is not free.
 ///
@@ -16,8 +16,8 @@ pub enum Duplicate {
     /// The key was used for a request with another fingerprint. Nothing of that one is revealed.
     KeyReused,
     /// The key carries a time at which it is not executed. Only with
-    /// [`time_bearing`](crate::Idempotency::time_bearing).
-    Untimely(Untimely),
+    /// [`timestamped_keys`](crate::Idempotency::timestamped_keys).
+    KeyTime(KeyTimeError),
 }
 
 impl Duplicate {
@@ -42,7 +42,7 @@ impl Duplicate {
             Self::NotRetained(_) => ErrorKind::NotRetained,
             Self::InProgress => ErrorKind::InProgress,
             Self::KeyReused => ErrorKind::KeyReused,
-            Self::Untimely(untimely) => untimely.into(),
+            Self::KeyTime(error) => error.into(),
         }))
     }
 }

@@ -8,8 +8,8 @@ use tokio::sync::{Mutex, Semaphore};
 
 use super::{Backlog, Claim, ClaimUsing, Concurrency, attempt, claim, claim_using, in_flight::InFlight, timing};
 use crate::{
-    Error, Fingerprint, Forgotten, Found, IdempotencyKey, IdempotentRequest, Operation, Pruned, Retention, Scope,
-    Stats, StoredResponse, TimeBearing,
+    Erased, Error, Fingerprint, IdempotencyKey, IdempotentRequest, KeyStatus, Operation, Pruned, Retention, Scope,
+    Stats, StoredResponse, TimestampedKeys,
     postgres::{self, Connections, Place, begin::Begin, claim::Timing, record::Row, transaction::Transaction},
 };
 
@@ -46,10 +46,10 @@ pub struct Idempotency(pub(super) Arc<Settings>);
 pub(super) struct Settings {
     pub(super) connections: Connections,
     pub(super) retention: Retention,
-    pub(super) time_bearing: Option<TimeBearing>,
+    pub(super) timestamped_keys: Option<TimestampedKeys>,
     pub(super) concurrency: Concurrency,
     /// How long the one who executes a request may take, if that is limited.
-    pub(super) time_limit: Duration,
+    pub(super) handler_timeout: Duration,
     /// What the clones of this one are executing.
     pub(super) in_flight: InFlight,
     /// The right to wait inside PostgreSQL.
@@ -98,7 +98,7 @@ impl Idempotency {
     /// A transaction holds a thousand claims at most, since each takes a place in the server's table of locks; the next one is
     /// refused with [`TooManyClaims`](crate::ErrorKind::TooManyClaims), and the transaction goes on.
     ///
-    /// The first claim of an operation whose keys [bear a time](TimeBearing), and the first one of a partition, take a
+    /// The first claim of an operation whose keys [bear a time](TimestampedKeys), and the first one of a partition, take a
     /// connection from the engine's pool for a moment.
     ///
     /// A savepoint keeps the caller's transaction usable when the wait ends without a claim. It waits inside PostgreSQL
@@ -139,9 +139,9 @@ impl Idempotency {
 
     /// Deletes up to `limit` expired rows, drops up to `limit` answers that are not replayed any more, and says what it
     /// did. Whether and when this happens changes no answer: an expired row counts as absent, and an answer
-    /// whose window has ended as not kept. See [`Pruner`] for doing it regularly.
+    /// whose window has ended as not kept. See [`Pruner`](crate::Pruner) for doing it regularly.
     ///
-    /// Where keys are [partitioned](TimeBearing::partitioned), it also makes partitions ahead, and drops one of which
+    /// Where keys are [partitioned](TimestampedKeys::partitioned), it also makes partitions ahead, and drops one of which
     /// everything has expired, if the role owns that table; if it does not, another one has to prune it.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ impl Idempotency {
     /// What became of a key; `None` if it was not used, has expired, or is being executed right now, which nobody can
     /// see before the commit. For operators and support.
     ///
-    /// Where a layer says that keys [bear a time](Self::time_bearing), this value has to say the same.
+    /// Where a layer says that keys [bear a time](Self::timestamped_keys), this value has to say the same.
     ///
     /// # Errors
     ///
@@ -165,9 +165,9 @@ impl Idempotency {
         scope: &Scope,
         operation: &Operation,
         key: &IdempotencyKey,
-    ) -> Result<Option<Found>, Error> {
+    ) -> Result<Option<KeyStatus>, Error> {
         // As the layer would have spelled it.
-        let spelled = self.0.time_bearing.and_then(|keys| IdempotencyKey::new(keys.spell(key.as_str())?.0).ok());
+        let spelled = self.0.timestamped_keys.and_then(|keys| IdempotencyKey::new(keys.spell(key.as_str())?.0).ok());
         let key = spelled.as_ref().unwrap_or(key);
         let request = IdempotentRequest::new(scope.clone(), operation.clone(), key.clone(), Fingerprint::of([""]));
         // Where the time stands beside the key, it is not needed to find it.
@@ -190,19 +190,19 @@ impl Idempotency {
     /// bear a time before the window.
     ///
     /// A request that is being executed meanwhile leaves its key. A key that has expired and is just being used again is passed
-    /// over, and counted in [`Forgotten::remaining`]: ask again. [Responses in memory](Self::answers_in_memory) of other
+    /// over, and counted in [`Erased::remaining`]: ask again. [Responses in memory](Self::response_cache) of other
     /// processes go when their age is over.
     ///
     /// # Errors
     ///
     /// What the database says; some batches may be gone.
-    pub async fn forget(&self, scope: &Scope) -> Result<Forgotten, Error> {
+    pub async fn erase_scope(&self, scope: &Scope) -> Result<Erased, Error> {
         const BATCH: u32 = 1_000;
 
         self.0.in_flight.recent().forget(scope);
         let mut forgotten = 0_u64;
         loop {
-            let rows = postgres::prune::forget(&self.0.connections, scope, BATCH).await?;
+            let rows = postgres::prune::erase(&self.0.connections, scope, BATCH).await?;
             forgotten = forgotten.saturating_add(rows);
             if rows < u64::from(BATCH) {
                 // What was committed meanwhile may have been remembered.
@@ -210,11 +210,11 @@ impl Idempotency {
                 let connections = &self.0.connections;
                 let mut remaining = postgres::prune::remaining(connections, scope, BATCH).await?;
                 if remaining > 0 {
-                    let more = postgres::prune::forget_waiting(connections, scope, BATCH).await?;
+                    let more = postgres::prune::erase_waiting(connections, scope, BATCH).await?;
                     forgotten = forgotten.saturating_add(more);
                     remaining = postgres::prune::remaining(connections, scope, BATCH).await?;
                 }
-                return Ok(Forgotten { keys: forgotten, remaining });
+                return Ok(Erased { keys: forgotten, remaining });
             }
         }
     }

@@ -15,7 +15,7 @@ use super::{
     recent::Recent,
     verdict::{Verdict, verdict_on_known},
 };
-use crate::{IdempotentRequest, StoredResponse, Untimely};
+use crate::{IdempotentRequest, KeyTimeError, StoredResponse};
 
 /// One for all clones of an [`Idempotency`](crate::Idempotency).
 #[derive(Clone, Default)]
@@ -168,7 +168,7 @@ impl Follower {
         match (settled.await.as_deref(), asks) {
             (Ok(State::Answered(response)), Verdict::Same) => Some(Duplicate::of(response.clone())),
             (Ok(State::Reused), Verdict::Same) | (Ok(State::Executing), Verdict::Other) => Some(Duplicate::KeyReused),
-            (Ok(State::Executing), Verdict::OtherTime) => Some(Duplicate::Untimely(Untimely::OtherTime)),
+            (Ok(State::Executing), Verdict::OtherTime) => Some(Duplicate::KeyTime(KeyTimeError::Mismatch)),
             // Nothing that concerns it: the leader is gone, or was asking in vain. Enter anew.
             _ => None,
         }

@@ -24,7 +24,7 @@ pub(super) struct Patience {
 /// held against it.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Under [`Concurrency::Reject`] a duplicate waits so long at most to learn whether the one before it executes, or
+/// Under [`Concurrency::NoWait`] a duplicate waits so long at most to learn whether the one before it executes, or
 /// only asks the database for its answer.
 const A_MOMENT: Duration = Duration::from_secs(1);
 
@@ -32,7 +32,7 @@ impl Patience {
     pub(super) fn of(concurrency: Concurrency) -> Self {
         let (waits, time) = match concurrency {
             Concurrency::Wait { timeout } => (true, timeout),
-            Concurrency::Reject => (false, A_MOMENT),
+            Concurrency::NoWait => (false, A_MOMENT),
         };
         let now = Instant::now();
         Self { waits, end: later(now, time) }

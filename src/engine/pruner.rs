@@ -77,12 +77,15 @@ impl Pruner {
                 Ok(round) => {
                     pruned.add(round);
                     back_off = FIRST_BACK_OFF;
-                    let Pruned { deleted, faded, partitions_made, partitions_dropped } = round;
+                    let Pruned { deleted, responses_dropped, partitions_made, partitions_dropped } = round;
                     if round != Pruned::default() {
-                        debug!(deleted, faded, partitions_made, partitions_dropped, "pruned idempotency keys");
+                        debug!(
+                            deleted,
+                            responses_dropped, partitions_made, partitions_dropped, "pruned idempotency keys"
+                        );
                     }
                     // After a full batch there is probably more.
-                    let full = deleted.max(faded) >= u64::from(self.batch) || partitions_dropped > 0;
+                    let full = deleted.max(responses_dropped) >= u64::from(self.batch) || partitions_dropped > 0;
                     if full { began.elapsed().saturating_mul(REST).min(self.interval) } else { self.interval }
                 }
                 Err(error) => {

@@ -10,23 +10,23 @@ use crate::{Error, ErrorKind, IdempotentRequest, StoredResponse};
 #[must_use]
 pub enum Ran<T> {
     /// This call did the work.
-    Now(T),
+    Executed(T),
     /// It was done before; this is what it gave then.
-    Before(T),
+    Replayed(T),
 }
 
 impl<T> Ran<T> {
     /// The value, whenever it was made.
     pub fn value(&self) -> &T {
         match self {
-            Self::Now(value) | Self::Before(value) => value,
+            Self::Executed(value) | Self::Replayed(value) => value,
         }
     }
 
     /// The value itself.
     pub fn into_value(self) -> T {
         match self {
-            Self::Now(value) | Self::Before(value) => value,
+            Self::Executed(value) | Self::Replayed(value) => value,
         }
     }
 }
@@ -58,7 +58,7 @@ impl Idempotency {
                 let stored = duplicate.into_response()?;
                 let value = serde_json::from_slice(stored.body())
                     .map_err(|error| Error::with_source(ErrorKind::Json, error))?;
-                return Ok(Ran::Before(value));
+                return Ok(Ran::Replayed(value));
             }
         };
         let value = match work(attempt.connection()).await {
@@ -71,6 +71,6 @@ impl Idempotency {
         };
         let body = serde_json::to_vec(&value).map_err(|error| Error::with_source(ErrorKind::Json, error))?;
         attempt.complete(&StoredResponse::new(StatusCode::OK, body)).await?;
-        Ok(Ran::Now(value))
+        Ok(Ran::Executed(value))
     }
 }

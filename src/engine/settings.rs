@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 
 use super::{Backlog, Concurrency, Idempotency, idempotency::Settings, in_flight::InFlight};
 use crate::{
-    Retention, StoredResponse, TimeBearing,
+    Retention, StoredResponse, TimestampedKeys,
     postgres::{Connections, PoolSettings, Sending},
 };
 
@@ -72,9 +72,9 @@ impl Idempotency {
         Self(Arc::new(Settings {
             connections: Connections::new(pool.clone(), settings, sending),
             retention: Retention::default(),
-            time_bearing: None,
+            timestamped_keys: None,
             concurrency: Concurrency::default(),
-            time_limit: Duration::ZERO,
+            handler_timeout: Duration::ZERO,
             in_flight: InFlight::default(),
             places: places_for(settings.connections / 4),
             backlog: Backlog::default(),
@@ -130,10 +130,10 @@ impl Idempotency {
     }
 
     /// How long keys are remembered. Default: [`Retention::DAY`]. Rows that exist keep the window they began with. Where
-    /// keys [bear a time](Self::time_bearing), it says only how long responses are replayed, if that is shorter.
+    /// keys [bear a time](Self::timestamped_keys), it says only how long responses are replayed, if that is shorter.
     ///
     /// A duplicate that has [waited](Self::concurrency) must still find the response. So what is not longer than a
-    /// duplicate may wait and, behind a layer, a handler [may take](crate::IdempotencyLayer::time_limit), counts as a
+    /// duplicate may wait and, behind a layer, a handler [may take](crate::IdempotencyLayer::handler_timeout), counts as a
     /// millisecond more than both together; [`IdempotencyLayer`](crate::IdempotencyLayer) says so once, at `WARN`.
     #[must_use]
     pub fn retention(self, retention: Retention) -> Self {
@@ -144,8 +144,9 @@ impl Idempotency {
     /// limit in time. Default: they do not. A window that is too short counts as longer, as for
     /// [`retention`](Self::retention).
     #[must_use]
-    pub fn time_bearing(self, keys: TimeBearing) -> Self {
-        self.with(|settings| settings.time_bearing = Some(keys))
+    pub fn timestamped_keys(self, keys: impl Into<Option<TimestampedKeys>>) -> Self {
+        let keys = keys.into();
+        self.with(|settings| settings.timestamped_keys = keys)
     }
 
     /// What happens to duplicates of a running request. Default: [`Concurrency::Wait`] for 5 seconds.
@@ -156,13 +157,13 @@ impl Idempotency {
 
     /// The one who executes a request takes no longer than this; zero if that is not limited.
     #[cfg(feature = "axum")]
-    pub(crate) fn with_time_limit(self, limit: Duration) -> Self {
-        self.with(|settings| settings.time_limit = limit)
+    pub(crate) fn with_handler_timeout(self, limit: Duration) -> Self {
+        self.with(|settings| settings.handler_timeout = limit)
     }
 
     /// The longest that a duplicate may have to wait for a response, if that is limited.
     fn longest_execution(&self) -> Duration {
-        self.0.time_limit.saturating_add(self.0.concurrency.longest_wait())
+        self.0.handler_timeout.saturating_add(self.0.concurrency.longest_wait())
     }
 
     /// The retention that counts (R60).
@@ -171,15 +172,15 @@ impl Idempotency {
     }
 
     /// Likewise for keys that bear a time.
-    pub(crate) fn keys_in_force(&self) -> Option<TimeBearing> {
-        self.0.time_bearing.map(|keys| keys.outlasting(self.longest_execution()))
+    pub(crate) fn keys_in_force(&self) -> Option<TimestampedKeys> {
+        self.0.timestamped_keys.map(|keys| keys.outlasting(self.longest_execution()))
     }
 
     /// Is more kept than was asked for?
     #[cfg(feature = "axum")]
     pub(crate) fn is_raised(&self) -> bool {
-        self.keys_in_force() != self.0.time_bearing
-            || (self.0.time_bearing.is_none() && self.retention_in_force() != self.0.retention)
+        self.keys_in_force() != self.0.timestamped_keys
+            || (self.0.timestamped_keys.is_none() && self.retention_in_force() != self.0.retention)
     }
 
     /// A response whose own retention outlasts the wait of a duplicate.
@@ -192,23 +193,23 @@ impl Idempotency {
     }
 
     #[cfg(feature = "axum")]
-    pub(crate) fn keys(&self) -> Option<TimeBearing> {
-        self.0.time_bearing
+    pub(crate) fn keys(&self) -> Option<TimestampedKeys> {
+        self.0.timestamped_keys
     }
 
     /// Answers that this process has committed are kept in its memory as well, up to so many bytes and no longer than
     /// `age`, and are replayed from there without asking the database. Default: none are.
     ///
     /// What is stored never changes, and an answer is not kept beyond its window; so what a client can notice is that
-    /// an answer which was erased elsewhere, by [`forget`](Self::forget) in another process or by hand, is replayed for
+    /// an answer which was erased elsewhere, by [`erase_scope`](Self::erase_scope) in another process or by hand, is replayed for
     /// up to `age` more. A few seconds are enough for most retries. Answers of
-    /// [`sensitive`](crate::IdempotencyLayer::sensitive) routes are not kept here either.
+    /// [`discard_responses`](crate::IdempotencyLayer::discard_responses) routes are not kept here either.
     ///
     /// It counts for all clones of this value. An answer larger than half of `bytes` is not kept. `bytes` covers what is kept
     /// with it as well; body and fields are copied, so that nothing larger stays in memory for their sake. The age counts by the
     /// wall clock too, so that a machine that was suspended replays nothing that is too old.
     #[must_use]
-    pub fn answers_in_memory(self, bytes: usize, age: Duration) -> Self {
+    pub fn response_cache(self, bytes: usize, age: Duration) -> Self {
         self.0.in_flight.recent().limit(bytes, age);
         self
     }
@@ -237,9 +238,9 @@ impl Idempotency {
     /// its prepared statements, and behind such a pooler one client's name can run another one's statement; without a
     /// transaction even the unnamed one can.
     #[must_use]
-    pub fn transaction_pooler(self) -> Self {
-        self.with(|settings| settings.connections = settings.connections.with_sending(|sending| sending.kept = false))
-            .with_pool(|pool| pool.pooler = true)
+    pub fn transaction_pooler(self, pooler: bool) -> Self {
+        self.with(|settings| settings.connections = settings.connections.with_sending(|sending| sending.kept = !pooler))
+            .with_pool(|pool| pool.pooler = pooler)
     }
 
     /// The application's pool, which it was made with.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::{
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts, response},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header, request::Parts, response},
     response::Response,
 };
 use tracing::warn;
@@ -31,8 +31,8 @@ use crate::{Idempotency, LocalSettings, Operation, Scope, StoredResponse};
 /// Methods for which a key means nothing.
 pub(super) const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
 
-/// See [`IdempotencyLayer::time_limit`](crate::IdempotencyLayer::time_limit).
-const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// See [`IdempotencyLayer::handler_timeout`](crate::IdempotencyLayer::handler_timeout).
+const HANDLER_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) type ScopeFn = Arc<dyn Fn(&Parts) -> Option<Scope> + Send + Sync>;
 type LocalSettingsFn = Arc<dyn Fn(&Parts) -> LocalSettings + Send + Sync>;
@@ -51,7 +51,7 @@ pub(super) struct Config {
     pub(super) required: bool,
     pub(super) refuse_unhandled_keys: bool,
     pub(super) cancel_on_disconnect: bool,
-    pub(super) time_limit: Option<Duration>,
+    pub(super) handler_timeout: Option<Duration>,
     pub(super) tx_use: TxUse,
     /// Operations of which it was said that their handlers do not take `Tx`.
     pub(super) warned: Arc<Warned>,
@@ -65,8 +65,8 @@ pub(super) struct Config {
     pub(super) fingerprint: FingerprintRules,
     pub(super) disposition: Option<DispositionFn>,
     pub(super) stored_headers: HeaderRules,
-    pub(super) sensitive: bool,
-    pub(super) oversized_not_retained: bool,
+    pub(super) discard_responses: bool,
+    pub(super) discard_oversized_responses: bool,
     pub(super) codec: Option<Arc<dyn BodyCodec>>,
     pub(super) replay_guard: Option<GuardFn>,
     pub(super) marker: HeaderName,
@@ -75,9 +75,9 @@ pub(super) struct Config {
     pub(super) not_retained_header: Option<HeaderName>,
     pub(super) echo_key: bool,
     pub(super) repeatability_result: bool,
-    pub(super) problem_base: Arc<str>,
-    pub(super) documentation: Option<HeaderValue>,
-    pub(super) challenge: HeaderValue,
+    pub(super) problem_type_base: Arc<str>,
+    pub(super) documentation_url: Option<Uri>,
+    pub(super) www_authenticate: HeaderValue,
     pub(super) statuses: HashMap<RejectionKind, StatusCode>,
     pub(super) rejection: Option<RejectionFn>,
 }
@@ -85,7 +85,7 @@ pub(super) struct Config {
 impl Config {
     pub(super) fn new(idempotency: Idempotency, scope: ScopeFn) -> Self {
         Self {
-            idempotency: idempotency.with_time_limit(TIME_LIMIT),
+            idempotency: idempotency.with_handler_timeout(HANDLER_TIMEOUT),
             scope,
             local_settings: None,
             namespace: None,
@@ -94,7 +94,7 @@ impl Config {
             required: true,
             refuse_unhandled_keys: false,
             cancel_on_disconnect: false,
-            time_limit: Some(TIME_LIMIT),
+            handler_timeout: Some(HANDLER_TIMEOUT),
             tx_use: TxUse::Expected,
             warned: Arc::default(),
             raised: Arc::default(),
@@ -105,8 +105,8 @@ impl Config {
             fingerprint: FingerprintRules::default(),
             disposition: None,
             stored_headers: HeaderRules::default(),
-            sensitive: false,
-            oversized_not_retained: false,
+            discard_responses: false,
+            discard_oversized_responses: false,
             codec: None,
             replay_guard: None,
             marker: HeaderName::from_static("idempotent-replayed"),
@@ -115,9 +115,9 @@ impl Config {
             not_retained_header: None,
             echo_key: false,
             repeatability_result: false,
-            problem_base: Rejection::PROBLEM_BASE.into(),
-            documentation: None,
-            challenge: HeaderValue::from_static("Bearer"),
+            problem_type_base: Rejection::PROBLEM_TYPE_BASE.into(),
+            documentation_url: None,
+            www_authenticate: HeaderValue::from_static("Bearer"),
             statuses: HashMap::new(),
             rejection: None,
         }
@@ -173,7 +173,7 @@ impl Config {
         let rejection = rejection.with_status(status);
         let mut response = match (&self.rejection, head) {
             (Some(render), Some(head)) => render(&rejection, head),
-            _ => rejection.to_problem(&self.problem_base),
+            _ => rejection.to_problem(&self.problem_type_base),
         };
         // A renderer that forgets the status must not turn a refusal into a success. To send a browser elsewhere is none.
         let sent = response.status();
@@ -184,10 +184,12 @@ impl Config {
         let headers = response.headers_mut();
         rejection.complete(headers);
         if rejection.kind() == RejectionKind::Unscoped && !headers.contains_key(header::WWW_AUTHENTICATE) {
-            headers.insert(header::WWW_AUTHENTICATE, self.challenge.clone());
+            headers.insert(header::WWW_AUTHENTICATE, self.www_authenticate.clone());
         }
-        if let Some(link) = &self.documentation {
-            headers.append(header::LINK, link.clone());
+        if let Some(url) = &self.documentation_url
+            && let Ok(link) = HeaderValue::try_from(format!("<{url}>; rel=\"describedby\"; type=\"text/html\""))
+        {
+            headers.append(header::LINK, link);
         }
         if let (Some(name), Some(reference)) = (&self.reference_header, rejection.reference())
             && let Ok(value) = HeaderValue::try_from(reference)
@@ -219,14 +221,14 @@ impl fmt::Debug for Config {
             .field("methods", &self.methods)
             .field("required", &self.required)
             .field("cancel_on_disconnect", &self.cancel_on_disconnect)
-            .field("time_limit", &self.time_limit)
+            .field("handler_timeout", &self.handler_timeout)
             .field("header", &self.header)
             .field("max_request_bytes", &self.max_request_bytes)
             .field("max_response_bytes", &self.max_response_bytes)
             .field("stored_headers", &self.stored_headers)
-            .field("sensitive", &self.sensitive)
-            .field("oversized_not_retained", &self.oversized_not_retained)
-            .field("problem_base", &self.problem_base)
+            .field("discard_responses", &self.discard_responses)
+            .field("discard_oversized_responses", &self.discard_oversized_responses)
+            .field("problem_type_base", &self.problem_type_base)
             .finish_non_exhaustive()
     }
 }

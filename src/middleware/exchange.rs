@@ -52,7 +52,7 @@ impl Exchange {
             Err(error) => {
                 error!(operation = %self.request.operation(), %error, "the body codec could not decode an answer");
                 let detail = "the request was executed before, and its stored answer cannot be read";
-                Err(Rejection::new(RejectionKind::AnswerUnreadable, detail))
+                Err(Rejection::new(RejectionKind::ResponseUnreadable, detail))
             }
         }
     }
@@ -64,7 +64,7 @@ impl Exchange {
             Duplicate::NotRetained(tombstone) => Err(Rejection::not_retained(Some(tombstone))),
             Duplicate::InProgress => Err(Rejection::in_flight()),
             Duplicate::KeyReused => Err(Rejection::key_reused()),
-            Duplicate::Untimely(untimely) => Err(Rejection::untimely(untimely)),
+            Duplicate::KeyTime(error) => Err(Rejection::key_time(error)),
         }
     }
 

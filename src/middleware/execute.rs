@@ -45,7 +45,7 @@ pub(super) async fn execute<E: Send + 'static>(
         }
     };
     let answered = async {
-        match exchange.config.time_limit {
+        match exchange.config.handler_timeout {
             Some(limit) => match timeout(limit, answered).await {
                 Ok(answered) => answered,
                 Err(_) => Err(out_of_time(exchange.request.operation(), slot.why_so_slow().await).into()),
@@ -135,7 +135,7 @@ async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Re
             "the handler's answer ends with trailers, which cannot be stored".into(),
         ),
         Read::Whole(whole) => {
-            let stored = if config.sensitive {
+            let stored = if config.discard_responses {
                 StoredResponse::not_retained(parts.status)
             } else {
                 exchange.encode(config.stored_headers.capture(&parts, whole.bytes.clone()))?
@@ -148,7 +148,7 @@ async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Re
             let body = for_status(parts.status, whole.bytes);
             Ok(Captured { parts, body, stored })
         }
-        Read::TooLarge(begun) if config.oversized_not_retained => {
+        Read::TooLarge(begun) if config.discard_oversized_responses => {
             let stored = StoredResponse::not_retained(parts.status);
             // Here too; where the body does not say how long it is, nobody knows.
             parts.headers.remove(header::TRANSFER_ENCODING);

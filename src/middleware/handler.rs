@@ -98,7 +98,7 @@ pub(super) fn out_of_time(operation: &Operation, why: Option<Slow>) -> Rejection
         }
         None => "the operation took too long and was rolled back; repeat the request with the same key",
     };
-    let rejection = Rejection::new(RejectionKind::TimeLimit, detail);
+    let rejection = Rejection::new(RejectionKind::HandlerTimeout, detail);
     blame(&rejection, operation);
     rejection
 }

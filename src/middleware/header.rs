@@ -7,7 +7,7 @@ use sfv::{BareItem, Item, Parser};
 use uuid::{Uuid, fmt::Hyphenated};
 
 use super::{rejection::Rejection, rejection_kind::RejectionKind};
-use crate::{IdempotencyKey, TimeBearing};
+use crate::{IdempotencyKey, TimestampedKeys};
 
 pub(super) static IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
@@ -51,9 +51,9 @@ impl KeyRules {
         &self,
         headers: &HeaderMap,
         name: &HeaderName,
-        keys: Option<TimeBearing>,
+        keys: Option<TimestampedKeys>,
     ) -> Result<Option<Sent>, Rejection> {
-        let beside = keys.is_some_and(TimeBearing::is_beside_the_key);
+        let beside = keys.is_some_and(TimestampedKeys::is_beside_the_key);
         match (one(headers, name)?, beside.then(|| one(headers, &REPEATABILITY_FIRST_SENT)).transpose()?.flatten()) {
             (None, None) => Ok(None),
             (Some(key), None) if !beside => Ok(Some(Sent { key: self.parse_with(key, keys)?, first: None })),
@@ -66,7 +66,7 @@ impl KeyRules {
     }
 
     /// A key in its one spelling, if it bears a time.
-    fn parse_with(&self, value: &HeaderValue, keys: Option<TimeBearing>) -> Result<IdempotencyKey, Rejection> {
+    fn parse_with(&self, value: &HeaderValue, keys: Option<TimestampedKeys>) -> Result<IdempotencyKey, Rejection> {
         let key = self.parse(value.as_bytes())?;
         match keys.filter(|keys| !keys.is_beside_the_key()) {
             None => Ok(key),
@@ -285,7 +285,7 @@ mod tests {
         for (name, value) in lines {
             headers.append(HeaderName::from_static(name), HeaderValue::try_from(*value).unwrap());
         }
-        let keys = TimeBearing::first_sent(std::time::Duration::from_secs(60)).unwrap();
+        let keys = TimestampedKeys::first_sent(std::time::Duration::from_secs(60)).unwrap();
         let found = KeyRules::default().find(&headers, &REPEATABILITY_REQUEST_ID, Some(keys));
         found.map_err(|rejection| rejection.kind())
     }
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn t1_a_key_without_a_time_is_refused_and_one_with_it_has_one_spelling() {
-        let keys = Some(TimeBearing::ulid(std::time::Duration::from_secs(60)).unwrap());
+        let keys = Some(TimestampedKeys::ulid(std::time::Duration::from_secs(60)).unwrap());
         let parse = |value| {
             let key = KeyRules::default().parse_with(&HeaderValue::from_static(value), keys);
             key.map(|key| key.as_str().to_owned()).map_err(|rejection| rejection.kind())

@@ -29,7 +29,7 @@ pub(super) async fn keyless<E: Send + 'static>(
     }
     let slot = Slot::unbegun(config.idempotency.clone(), settings);
     let mut answering = Box::pin(handler.call(parts, body, &slot));
-    let answered = match config.time_limit {
+    let answered = match config.handler_timeout {
         None => answering.await,
         Some(limit) => loop {
             match timeout(limit, &mut answering).await {

@@ -64,8 +64,8 @@ mod tests {
         let pool = PgPoolOptions::new().connect_lazy("postgres://nobody@localhost/nothing").expect("a URL");
         let layer = IdempotencyLayer::new(Idempotency::new(&pool), |_| Some(Scope::global()));
         let minute = Duration::from_secs(60);
-        assert_eq!(layer.config().time_limit, Some(minute));
-        assert_eq!(layer.clone().time_limit(2 * minute).config().time_limit, Some(2 * minute));
-        assert_eq!(layer.time_limit(None).config().time_limit, None);
+        assert_eq!(layer.config().handler_timeout, Some(minute));
+        assert_eq!(layer.clone().handler_timeout(2 * minute).config().handler_timeout, Some(2 * minute));
+        assert_eq!(layer.handler_timeout(None).config().handler_timeout, None);
     }
 }

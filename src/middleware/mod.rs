@@ -9,7 +9,7 @@
 //! 3. **Wait.** The key is being executed: the request waits for that answer ([`Concurrency`](crate::Concurrency)),
 //!    or gets 409 `in-flight`.
 //! 4. **Refuse.** The key was used for another request: 422 `key-reused`. It was answered, and the answer was not kept: 409
-//!    `response-not-retained`. It [bears a time](crate::TimeBearing) that is too old, or in the future: 412 `key-expired`,
+//!    `response-not-retained`. It [bears a time](crate::TimestampedKeys) that is too old, or in the future: 412 `key-expired`,
 //!    400 `key-from-future`.
 //! 5. **Fail closed.** The database cannot be reached: 503, and nothing is executed.
 //!
@@ -59,7 +59,7 @@
 //! | panics | the panic goes on to whatever catches it outside, such as `CatchPanicLayer` | nothing is kept |
 //! | answers although a statement had failed | 500 `transaction-aborted` | nothing is kept |
 //! | ends its transaction, or loses it in a savepoint | 500 `transaction-ended` | nothing is kept ([shared pools](crate::Idempotency::sharing) excepted) |
-//! | takes longer than 60 seconds ([`time_limit`](IdempotencyLayer::time_limit)) | 503 `time-limit` | nothing is kept |
+//! | takes longer than 60 seconds ([`handler_timeout`](IdempotencyLayer::handler_timeout)) | 503 `handler-timeout` | nothing is kept |
 //! | keeps its `Tx` | 500 `connection-held` | nothing is kept; the key is free when it lets go |
 //! | answers with more than the limit, a broken body, trailers or 1xx | 500 | nothing is kept |
 //! | meets a constraint at the commit | 500 `commit-refused` | nothing is kept |
@@ -80,7 +80,7 @@
 //!   key that is answered, but its effects are neither undone by a 500 nor committed with the response. The layer says so
 //!   in the log; [`require_tx`](IdempotencyLayer::require_tx) refuses it.
 //! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key, up to
-//!   the [`time_limit`](IdempotencyLayer::time_limit). What goes on after its client has gone has the tracing span of its
+//!   the [`handler_timeout`](IdempotencyLayer::handler_timeout). What goes on after its client has gone has the tracing span of its
 //!   request, but not the task-locals of layers outside.
 //! * The claim is the first statement of the transaction, so a handler cannot set another isolation level; the role's
 //!   or the database's default applies. The answer is written by the role that the handler leaves behind.

@@ -2,7 +2,7 @@ use axum::http::Method;
 use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 
 use super::layer::IdempotencyLayer;
-use crate::{Operation, TimeBearing, time_bearing::iso8601};
+use crate::{Operation, TimestampedKeys, timestamped_keys::iso8601};
 
 /// What a client has to know of a layer, to be published (T12): the IETF draft asks for it, and whoever loses a response
 /// cannot learn it from there. It is written as a JSON object with these names; durations are in ISO 8601, and absent
@@ -30,7 +30,7 @@ pub struct Policy {
     /// How long its answer is replayed.
     pub replay: Option<String>,
     /// What keys have to be, if they bear a time: `uuid-v7`, `ulid` or `first-sent`.
-    pub time_bearing: Option<&'static str>,
+    pub timestamped_keys: Option<&'static str>,
     /// The largest request body, in bytes.
     pub max_request_bytes: usize,
 }
@@ -54,7 +54,7 @@ impl IdempotencyLayer {
             methods,
             window: window.map(iso8601),
             replay: replay.map(iso8601),
-            time_bearing: keys.map(TimeBearing::kind),
+            timestamped_keys: keys.map(TimestampedKeys::kind),
             max_request_bytes: config.max_request_bytes,
         }
     }
@@ -63,7 +63,7 @@ impl IdempotencyLayer {
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let optional =
-            [self.operation.is_some(), self.window.is_some(), self.replay.is_some(), self.time_bearing.is_some()];
+            [self.operation.is_some(), self.window.is_some(), self.replay.is_some(), self.timestamped_keys.is_some()];
         let present = optional.into_iter().filter(|there| *there).count();
         let mut fields = serializer.serialize_struct("Policy", present.saturating_add(4))?;
         match &self.operation {
@@ -79,9 +79,9 @@ impl Serialize for Policy {
                 None => fields.skip_field(name)?,
             }
         }
-        match self.time_bearing {
-            Some(keys) => fields.serialize_field("time_bearing", keys)?,
-            None => fields.skip_field("time_bearing")?,
+        match self.timestamped_keys {
+            Some(keys) => fields.serialize_field("timestamped_keys", keys)?,
+            None => fields.skip_field("timestamped_keys")?,
         }
         fields.serialize_field("max_request_bytes", &self.max_request_bytes)?;
         fields.end()

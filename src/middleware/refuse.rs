@@ -5,7 +5,7 @@ use tracing::error;
 
 use super::{occurrence::Occurrence, rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{
-    Error, ErrorKind, Tombstone, Untimely,
+    Error, ErrorKind, KeyTimeError, Tombstone,
     error::{Ended, Unavailable},
 };
 
@@ -79,14 +79,14 @@ impl From<Error> for Rejection {
                  was executed",
             ),
             ErrorKind::KeyWithoutTime => return Self::key_without_time(),
-            ErrorKind::KeyExpired => return Self::untimely(Untimely::Expired),
-            ErrorKind::KeyFromFuture => return Self::untimely(Untimely::FromFuture),
+            ErrorKind::KeyExpired => return Self::key_time(KeyTimeError::Expired),
+            ErrorKind::KeyFromFuture => return Self::key_time(KeyTimeError::InFuture),
             ErrorKind::BlankScope => return Self::unscoped(),
             ErrorKind::NotRetained => return Self::not_retained(None),
             ErrorKind::InProgress => return Self::in_flight(),
             ErrorKind::KeyReused => return Self::key_reused(),
             ErrorKind::CorruptRow => (
-                RejectionKind::AnswerUnreadable,
+                RejectionKind::ResponseUnreadable,
                 "the request was executed before, and its stored answer cannot be read",
             ),
             ErrorKind::NoTransaction | ErrorKind::TooManyClaims | ErrorKind::Json | ErrorKind::Database => {
@@ -184,18 +184,18 @@ impl Rejection {
         Self::new(RejectionKind::InvalidKey, "the key does not bear the time that this operation asks for")
     }
 
-    pub(super) fn untimely(untimely: Untimely) -> Self {
-        match untimely {
-            Untimely::Expired => Self::new(
+    pub(super) fn key_time(error: KeyTimeError) -> Self {
+        match error {
+            KeyTimeError::Expired => Self::new(
                 RejectionKind::KeyExpired,
                 "the key is too old: the request may have been executed and forgotten, and is not executed now; \
                  find out what became of it before you make it again under a new key",
             ),
-            Untimely::FromFuture => Self::new(
+            KeyTimeError::InFuture => Self::new(
                 RejectionKind::KeyFromFuture,
                 "the key was made later than now; set the clock, and make a new key",
             ),
-            Untimely::OtherTime => Self::new(
+            KeyTimeError::Mismatch => Self::new(
                 RejectionKind::InvalidKey,
                 "the key was first sent at another time than this request says; repeat a request as it was",
             )

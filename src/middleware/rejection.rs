@@ -24,9 +24,9 @@ pub struct Rejection {
 }
 
 impl Rejection {
-    /// Where problem types live unless [`problem_base`](crate::IdempotencyLayer::problem_base) says otherwise: the
+    /// Where problem types live unless [`problem_type_base`](crate::IdempotencyLayer::problem_type_base) says otherwise: the
     /// section of this crate's documentation that explains them.
-    pub const PROBLEM_BASE: &'static str =
+    pub const PROBLEM_TYPE_BASE: &'static str =
         "https://docs.rs/axum-idempotency/latest/axum_idempotency/_docs/problems/index.html#";
 
     /// Seconds in `Retry-After`, where there is one.
@@ -160,7 +160,7 @@ impl std::error::Error for Rejection {}
 
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let mut response = self.to_problem(Self::PROBLEM_BASE);
+        let mut response = self.to_problem(Self::PROBLEM_TYPE_BASE);
         self.complete(response.headers_mut());
         response.extensions_mut().insert(self);
         response
@@ -188,9 +188,9 @@ mod tests {
             Kind::InFlight => Some(Kind::ResponseNotRetained),
             Kind::ResponseNotRetained => Some(Kind::StoreUnavailable),
             Kind::StoreUnavailable => Some(Kind::OutcomeUnknown),
-            Kind::OutcomeUnknown => Some(Kind::TimeLimit),
-            Kind::TimeLimit => Some(Kind::AnswerUnreadable),
-            Kind::AnswerUnreadable => Some(Kind::ResponseTooLarge),
+            Kind::OutcomeUnknown => Some(Kind::HandlerTimeout),
+            Kind::HandlerTimeout => Some(Kind::ResponseUnreadable),
+            Kind::ResponseUnreadable => Some(Kind::ResponseTooLarge),
             Kind::ResponseTooLarge => Some(Kind::ResponseUnsupported),
             Kind::ResponseUnsupported => Some(Kind::ConnectionHeld),
             Kind::ConnectionHeld => Some(Kind::TransactionAborted),

@@ -36,10 +36,10 @@ pub enum RejectionKind {
     StoreUnavailable,
     /// 503 `outcome-unknown`: the connection broke during the commit.
     OutcomeUnknown,
-    /// 503 `time-limit`: the handler took longer than the layer allows.
-    TimeLimit,
-    /// 500 `answer-unreadable`: the stored answer cannot be decoded.
-    AnswerUnreadable,
+    /// 503 `handler-timeout`: the handler took longer than the layer allows.
+    HandlerTimeout,
+    /// 500 `response-unreadable`: the stored answer cannot be decoded.
+    ResponseUnreadable,
     /// 500 `response-too-large`: the handler's answer is over the layer's limit.
     ResponseTooLarge,
     /// 500 `response-unsupported`: the handler's answer cannot be stored, or broke off.
@@ -88,9 +88,9 @@ impl RejectionKind {
             Self::OutcomeUnknown => {
                 (StatusCode::SERVICE_UNAVAILABLE, "outcome-unknown", "The outcome is not known yet")
             }
-            Self::TimeLimit => (StatusCode::SERVICE_UNAVAILABLE, "time-limit", "The operation took too long"),
-            Self::AnswerUnreadable => {
-                (StatusCode::INTERNAL_SERVER_ERROR, "answer-unreadable", "The stored response cannot be read")
+            Self::HandlerTimeout => (StatusCode::SERVICE_UNAVAILABLE, "handler-timeout", "The operation took too long"),
+            Self::ResponseUnreadable => {
+                (StatusCode::INTERNAL_SERVER_ERROR, "response-unreadable", "The stored response cannot be read")
             }
             Self::ResponseTooLarge => {
                 (StatusCode::INTERNAL_SERVER_ERROR, "response-too-large", "The response is too large")
@@ -130,7 +130,7 @@ impl RejectionKind {
     /// May the same request, under the same key, succeed if it is simply made again?
     #[must_use]
     pub const fn is_retryable(self) -> bool {
-        matches!(self, Self::InFlight | Self::StoreUnavailable | Self::OutcomeUnknown | Self::TimeLimit)
+        matches!(self, Self::InFlight | Self::StoreUnavailable | Self::OutcomeUnknown | Self::HandlerTimeout)
     }
 }
 
@@ -147,7 +147,7 @@ impl RejectionKind {
                 | Self::KeyReused
                 | Self::ResponseNotRetained
                 | Self::TransactionEnded
-                | Self::AnswerUnreadable
+                | Self::ResponseUnreadable
         )
     }
 }
@@ -162,13 +162,13 @@ impl RejectionKind {
             | Self::InvalidKey
             | Self::KeyNotHandled
             | Self::KeyFromFuture
-            | Self::TimeLimit
+            | Self::HandlerTimeout
             | Self::ResponseTooLarge
             | Self::ResponseUnsupported
             | Self::ConnectionHeld
             | Self::TransactionAborted
             | Self::CommitRefused => Occurrence::NotExecuted,
-            Self::ReplayRefused | Self::ResponseNotRetained | Self::AnswerUnreadable => Occurrence::Executed,
+            Self::ReplayRefused | Self::ResponseNotRetained | Self::ResponseUnreadable => Occurrence::Executed,
             Self::KeyExpired
             | Self::KeyReused
             | Self::Unscoped

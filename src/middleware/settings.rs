@@ -3,7 +3,7 @@
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use axum::{
-    http::{HeaderName, HeaderValue, Method, StatusCode, header::InvalidHeaderValue, request::Parts, response},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, request::Parts, response},
     response::Response,
 };
 
@@ -11,7 +11,7 @@ use super::{
     codec::BodyCodec, config::NEVER, disposition::Disposition, layer::IdempotencyLayer, rejection::Rejection,
     rejection_kind::RejectionKind, tx_use::TxUse,
 };
-use crate::{Concurrency, IdempotencyKey, LocalSettings, Operation, Retention, StoredResponse, TimeBearing};
+use crate::{Concurrency, IdempotencyKey, LocalSettings, Operation, Retention, StoredResponse, TimestampedKeys};
 
 /// # What is handled
 impl IdempotencyLayer {
@@ -19,7 +19,7 @@ impl IdempotencyLayer {
     /// `POST /charges/{id}/refund`, or the path itself outside an axum router.
     ///
     /// The default changes when a route is renamed, and its keys are forgotten with it. Where there is no template and
-    /// keys [bear a time](Self::time_bearing), name it: each operation has a row of its own for good.
+    /// keys [bear a time](Self::timestamped_keys), name it: each operation has a row of its own for good.
     pub fn operation(self, name: impl Into<Operation>) -> Self {
         self.with(|config| config.operation = Some(name.into()))
     }
@@ -53,25 +53,25 @@ impl IdempotencyLayer {
     /// A request that changes something (any but GET, HEAD, OPTIONS, TRACE and CONNECT) by a method that is not among
     /// [`methods`](Self::methods), and has a key, is refused with 400 `key-not-handled`. Default: it passes through like one
     /// without a key, is executed each time, and its client is not told that the key means nothing.
-    pub fn refuse_unhandled_keys(self) -> Self {
-        self.with(|config| config.refuse_unhandled_keys = true)
+    pub fn refuse_unhandled_keys(self, refuse: bool) -> Self {
+        self.with(|config| config.refuse_unhandled_keys = refuse)
     }
 
     /// How long keys are remembered, if not as [`Idempotency::retention`](crate::Idempotency::retention) says. A handler
     /// changes it for one response by returning a [`Retention`] as a part of it.
     ///
-    /// What does not outlast the wait of a duplicate and the [`time_limit`](Self::time_limit) together counts as a
+    /// What does not outlast the wait of a duplicate and the [`handler_timeout`](Self::handler_timeout) together counts as a
     /// millisecond more than those; that is said once, at `WARN`, when the layer is added. Without a time limit only the
     /// wait counts: a handler that takes longer than the retention is executed once, but its response is forgotten at once.
     pub fn retention(self, retention: Retention) -> Self {
         self.with_idempotency(|idempotency| idempotency.retention(retention))
     }
 
-    /// Keys bear a time, if not as [`Idempotency::time_bearing`](crate::Idempotency::time_bearing) says. A key without it
+    /// Keys bear a time, if not as [`Idempotency::timestamped_keys`](crate::Idempotency::timestamped_keys) says. A key without it
     /// is refused with 400 `invalid-key`, one that is too old with 412 `key-expired`, and one from the future with 400
     /// `key-from-future`. A window that is too short counts as longer, as for [`retention`](Self::retention).
-    pub fn time_bearing(self, keys: TimeBearing) -> Self {
-        self.with_idempotency(|idempotency| idempotency.time_bearing(keys))
+    pub fn timestamped_keys(self, keys: TimestampedKeys) -> Self {
+        self.with_idempotency(|idempotency| idempotency.timestamped_keys(keys))
     }
 
     /// What happens to duplicates of a running request, if not what
@@ -81,7 +81,7 @@ impl IdempotencyLayer {
     }
 
     /// How long a handler may take to respond to a request with a key, to the last byte of the body. After that it is
-    /// dropped, its work is rolled back, and the client gets 503 `time-limit`. Default: 60 seconds, longer than nearly every
+    /// dropped, its work is rolled back, and the client gets 503 `handler-timeout`. Default: 60 seconds, longer than nearly every
     /// client waits. `None`: without a limit. Without a key it counts for handlers that have taken their [`Tx`](crate::Tx), up
     /// to the head of the response.
     ///
@@ -92,10 +92,10 @@ impl IdempotencyLayer {
     /// A statement that runs in the database meanwhile keeps the key until the server notices that its client is gone:
     /// within two seconds on [the engine's own pool](crate::Idempotency::new). Elsewhere give the role a
     /// `statement_timeout` too.
-    pub fn time_limit(self, limit: impl Into<Option<Duration>>) -> Self {
+    pub fn handler_timeout(self, limit: impl Into<Option<Duration>>) -> Self {
         let limit = limit.into();
-        self.with(|config| config.time_limit = limit)
-            .with_idempotency(|idempotency| idempotency.with_time_limit(limit.unwrap_or_default()))
+        self.with(|config| config.handler_timeout = limit)
+            .with_idempotency(|idempotency| idempotency.with_handler_timeout(limit.unwrap_or_default()))
     }
 
     /// A handler that responds with 2xx to a request with a key, and has not taken its [`Tx`](crate::Tx), is refused: 500
@@ -136,8 +136,8 @@ impl IdempotencyLayer {
     ///
     /// Default: it is finished in the background, so that the client's retry finds it done; otherwise a client whose
     /// patience is shorter than the handler could retry for ever.
-    pub fn cancel_on_disconnect(self) -> Self {
-        self.with(|config| config.cancel_on_disconnect = true)
+    pub fn cancel_on_disconnect(self, cancel: bool) -> Self {
+        self.with(|config| config.cancel_on_disconnect = cancel)
     }
 
     /// The largest request body, in bytes; more is refused with 413 before anything is claimed. Default: 1 MiB.
@@ -152,15 +152,15 @@ impl IdempotencyLayer {
 /// # Keys
 impl IdempotencyLayer {
     /// The name of the header field. Default: `Idempotency-Key`; where the time stands
-    /// [beside the key](TimeBearing::first_sent), `Repeatability-Request-ID`.
-    pub fn header(self, name: HeaderName) -> Self {
+    /// [beside the key](TimestampedKeys::first_sent), `Repeatability-Request-ID`.
+    pub fn key_header(self, name: HeaderName) -> Self {
         self.with(|config| config.header = Some(name))
     }
 
     /// Accepts keys in double quotes only, as the IETF draft has them. Default: bare keys as well, which is what
     /// nearly every client sends; both forms of a value are one key.
-    pub fn strict(self) -> Self {
-        self.with(|config| config.key.strict = true)
+    pub fn quoted_keys_only(self, only: bool) -> Self {
+        self.with(|config| config.key.strict = only)
     }
 
     /// How many characters a key may have; a key of another length is refused, never cut. Default: 1 to 255. Bounds
@@ -172,13 +172,13 @@ impl IdempotencyLayer {
     }
 
     /// Accepts spaces inside keys in double quotes. Default: they are refused, since proxies and logs mangle them.
-    pub fn spaces_in_keys(self) -> Self {
-        self.with(|config| config.key.spaces = true)
+    pub fn allow_spaces_in_keys(self, allow: bool) -> Self {
+        self.with(|config| config.key.spaces = allow)
     }
 
     /// Keys have to be UUIDs with hyphens; upper and lower case are one key. Default: any key.
-    pub fn uuid_keys(self) -> Self {
-        self.with(|config| config.key.uuid = true)
+    pub fn uuid_keys(self, only: bool) -> Self {
+        self.with(|config| config.key.uuid = only)
     }
 
     /// Keys have to pass `check` as well; others are refused with 400. Default: any key.
@@ -205,30 +205,30 @@ impl IdempotencyLayer {
 
     /// An answer over the limit is given to its caller, whole, and its effects are kept; a later duplicate gets 409
     /// `response-not-retained` and is not executed. Default: it is rolled back and answered with 500.
-    pub fn oversized_not_retained(self) -> Self {
-        self.with(|config| config.oversized_not_retained = true)
+    pub fn discard_oversized_responses(self, discard: bool) -> Self {
+        self.with(|config| config.discard_oversized_responses = discard)
     }
 
     /// Answers are not kept at all, for those that must not lie in a database: a later duplicate gets 409
     /// `response-not-retained` and is not executed.
-    pub fn sensitive(self) -> Self {
-        self.with(|config| config.sensitive = true)
+    pub fn discard_responses(self, discard: bool) -> Self {
+        self.with(|config| config.discard_responses = discard)
     }
 
     /// Header fields that are not kept, besides those that [are not as a rule](crate::_docs::fields).
-    pub fn never_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+    pub fn never_store_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|config| config.stored_headers.never.extend(names))
     }
 
     /// Header fields that are kept although they are not [as a rule](crate::_docs::fields), such as `Set-Cookie` or
     /// `Cache-Control`. Those that frame a message cannot be.
-    pub fn always_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+    pub fn always_store_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|config| config.stored_headers.always.extend(names))
     }
 
-    /// Keeps these header fields and no others, besides those of [`always_store`](Self::always_store). Default: all
+    /// Keeps these header fields and no others, besides those of [`always_store_headers`](Self::always_store_headers). Default: all
     /// but those that are never kept.
-    pub fn only_store(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+    pub fn only_store_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|config| config.stored_headers.only = Some(names.into_iter().collect()))
     }
 
@@ -254,54 +254,53 @@ impl IdempotencyLayer {
 
     /// A header field that says until when the answer is replayed, on first answers and replays alike: an HTTP date, by
     /// the database's clock. `Idempotency-Expires` is a good name. Default: none.
-    pub fn expiry_header(self, name: HeaderName) -> Self {
-        self.with(|config| config.expiry_header = Some(name))
+    pub fn expiry_header(self, name: impl Into<Option<HeaderName>>) -> Self {
+        let name = name.into();
+        self.with(|config| config.expiry_header = name)
     }
 
     /// A header field with an opaque reference that is the same for a first answer, its replays, and the refusals of its
     /// duplicates (there also as `reference` in the problem document), for support tickets and traces.
     /// `Idempotency-Reference` is a good name. Default: none.
-    pub fn reference_header(self, name: HeaderName) -> Self {
-        self.with(|config| config.reference_header = Some(name))
+    pub fn reference_header(self, name: impl Into<Option<HeaderName>>) -> Self {
+        let name = name.into();
+        self.with(|config| config.reference_header = name)
     }
 
     /// A header field, with the value `true`, on answers that will *not* be replayed: the key is free again, or the
     /// answer was not retained. `Idempotency-Not-Retained` is a good name. Default: none.
-    pub fn not_retained_header(self, name: HeaderName) -> Self {
-        self.with(|config| config.not_retained_header = Some(name))
+    pub fn not_retained_header(self, name: impl Into<Option<HeaderName>>) -> Self {
+        let name = name.into();
+        self.with(|config| config.not_retained_header = name)
     }
 
     /// Answers repeat the key, in the header field that it came in; refusals do not. Default: nothing does.
-    pub fn echo_key(self) -> Self {
-        self.with(|config| config.echo_key = true)
+    pub fn echo_key(self, echo: bool) -> Self {
+        self.with(|config| config.echo_key = echo)
     }
 
     /// `Repeatability-Result: accepted` on answers and replays, and `rejected` on refusals (OASIS Repeatable Requests
     /// 1.0). Default: no such field.
-    pub fn repeatability_result(self) -> Self {
-        self.with(|config| config.repeatability_result = true)
+    pub fn repeatability_result(self, send: bool) -> Self {
+        self.with(|config| config.repeatability_result = send)
     }
 
     /// What problem types begin with; the name of the condition, such as `key-reused`, is appended. Must be an
-    /// absolute URI. Default: [`Rejection::PROBLEM_BASE`].
-    pub fn problem_base(self, base: impl Into<Arc<str>>) -> Self {
-        self.with(|config| config.problem_base = base.into())
+    /// absolute URI. Default: [`Rejection::PROBLEM_TYPE_BASE`].
+    pub fn problem_type_base(self, base: impl Into<Arc<str>>) -> Self {
+        self.with(|config| config.problem_type_base = base.into())
     }
 
     /// A page that describes the API's use of keys: refusals link to it, by `Link: <url>; rel="describedby"`. Default:
     /// none.
-    ///
-    /// # Errors
-    ///
-    /// The URL holds what a header field cannot.
-    pub fn documentation(self, url: &str) -> Result<Self, InvalidHeaderValue> {
-        let link = HeaderValue::try_from(format!("<{url}>; rel=\"describedby\"; type=\"text/html\""))?;
-        Ok(self.with(|config| config.documentation = Some(link)))
+    pub fn documentation_url(self, url: impl Into<Option<Uri>>) -> Self {
+        let url = url.into();
+        self.with(|config| config.documentation_url = url)
     }
 
     /// The challenge in 401 `unscoped`, which HTTP demands (RFC 9110 section 15.5.2). Default: `Bearer`.
-    pub fn challenge(self, challenge: HeaderValue) -> Self {
-        self.with(|config| config.challenge = challenge)
+    pub fn www_authenticate(self, challenge: HeaderValue) -> Self {
+        self.with(|config| config.www_authenticate = challenge)
     }
 
     /// The status of a kind of refusal, such as 409 for [`KeyReused`](RejectionKind::KeyReused). Anything but 4xx and

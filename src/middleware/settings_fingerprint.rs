@@ -32,8 +32,8 @@ impl IdempotencyLayer {
     /// It applies to `application/json` and to media types that end with `+json`. A body counts by its bytes where that form
     /// would not say all that it says: if it holds a number that is not what its IEEE double prints, such as an integer beyond
     /// 2^53 or `1234567890123456.71`, if an object names a member twice, and if it is not JSON.
-    pub fn canonical_json(self) -> Self {
-        self.with(|config| config.fingerprint.content.canonical_json = true)
+    pub fn canonical_json(self, canonical: bool) -> Self {
+        self.with(|config| config.fingerprint.content.canonical_json = canonical)
     }
 
     /// Whether the `id` of a JSON-RPC 2.0 request may be another one in its retry, because clients make a new one for each

@@ -16,7 +16,7 @@ use super::{
     sql::{sql, sql_of_both},
     time::{Moment, interval},
 };
-use crate::{Error, IdempotentRequest, Retention, StoredResponse, Untimely, Window};
+use crate::{Error, IdempotentRequest, KeyTimeError, Retention, StoredResponse, Window};
 
 /// What the claim statement found.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(crate) enum Claimed {
     /// Somebody's row was in the way and is gone: ask again.
     Lost,
     /// The key bears a time at which it cannot be executed. It may have been claimed: roll back.
-    Untimely(Untimely),
+    KeyTime(KeyTimeError),
     /// The operation's window is not noted yet, or is shorter than the one asked for.
     Unregistered,
     /// There is no partition for the key's time. PostgreSQL has given up this transaction.
@@ -216,8 +216,8 @@ fn judged(row: &PgRow) -> Result<Option<Claimed>, Error> {
         verdict => verdict.map_err(before_commit)?,
     };
     Ok(match verdict {
-        Some("expired") => Some(Claimed::Untimely(Untimely::Expired)),
-        Some("from future") => Some(Claimed::Untimely(Untimely::FromFuture)),
+        Some("expired") => Some(Claimed::KeyTime(KeyTimeError::Expired)),
+        Some("from future") => Some(Claimed::KeyTime(KeyTimeError::InFuture)),
         Some("unregistered") => Some(Claimed::Unregistered),
         Some("stale") => Some(Claimed::Lost),
         // Without a verdict there is a response.

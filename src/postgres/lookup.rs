@@ -4,7 +4,7 @@ use http::StatusCode;
 use sqlx::{Row as _, postgres::PgRow};
 
 use super::{Connections, Place, error::before_commit, place::Statements, row::window, sql::sql_of_both};
-use crate::{Error, ErrorKind, Found, IdempotencyKey, Operation, Scope};
+use crate::{Error, ErrorKind, IdempotencyKey, KeyStatus, Operation, Scope};
 
 const LOOKUP: Statements = sql_of_both!("lookup");
 
@@ -14,21 +14,21 @@ pub(crate) async fn lookup(
     operation: &Operation,
     key: &IdempotencyKey,
     place: Place,
-) -> Result<Option<Found>, Error> {
+) -> Result<Option<KeyStatus>, Error> {
     let query = sqlx::query(place.of(&LOOKUP)).bind(scope.as_stored()).bind(operation.as_str()).bind(key.as_str());
     let row = connections.look(place.bind(query)).await?;
     row.as_ref().map(found).transpose()
 }
 
-fn found(row: &PgRow) -> Result<Found, Error> {
+fn found(row: &PgRow) -> Result<KeyStatus, Error> {
     let status: Option<i16> = row.try_get("status").map_err(before_commit)?;
     let status = status.ok_or_else(|| Error::new(ErrorKind::Unanswered))?;
     let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
     let bytes: Option<i64> = row.try_get("bytes").map_err(before_commit)?;
-    let faded: bool = row.try_get("faded").map_err(before_commit)?;
-    Ok(Found {
+    let replay_ended: bool = row.try_get("replay_ended").map_err(before_commit)?;
+    Ok(KeyStatus {
         status: status.ok_or_else(|| Error::new(ErrorKind::CorruptRow))?,
-        body_bytes: bytes.filter(|_| !faded).and_then(|bytes| u64::try_from(bytes).ok()),
+        body_bytes: bytes.filter(|_| !replay_ended).and_then(|bytes| u64::try_from(bytes).ok()),
         window: window(row)?,
     })
 }

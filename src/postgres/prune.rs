@@ -16,28 +16,28 @@ use crate::{Error, Pruned, Scope};
 
 const PRUNE: &str = sql!("keys/prune");
 
-const FADE: Statements = sql_of_both!("fade");
+const DROP_RESPONSES: Statements = sql_of_both!("drop_responses");
 
-const FORGET: Statements = sql_of_both!("forget");
+const ERASE: Statements = sql_of_both!("erase");
 
 /// For what was passed over.
-const FORGET_WAITING: Statements = sql_of_both!("forget_waiting");
+const ERASE_WAITING: Statements = sql_of_both!("erase_waiting");
 
 const REMAINING: Statements = sql_of_both!("remaining");
 
 /// Deletes so many expired rows at most, and drops so many answers in each table that there is. `from` is where to begin;
 /// afterwards it is where the next batch should.
 pub(crate) async fn prune(connections: &Connections, limit: u32, from: &AtomicI64) -> Result<Pruned, Error> {
-    let [keys, timed_keys] = FADE;
+    let [keys, timed_keys] = DROP_RESPONSES;
     let deleted = delete(connections, limit, from).await?;
     let limit = i64::from(limit);
-    let faded = batch(connections, sqlx::query(keys).bind(limit)).await?;
-    let mut pruned = Pruned { deleted, faded, ..Pruned::default() };
+    let responses_dropped = batch(connections, sqlx::query(keys).bind(limit)).await?;
+    let mut pruned = Pruned { deleted, responses_dropped, ..Pruned::default() };
     if partitions::are_ours(connections).await? {
         pruned.partitions_made = partitions::ensure(connections).await?;
         pruned.partitions_dropped = u64::from(partitions::drop_one(connections).await?);
-        let faded = batch(connections, sqlx::query(timed_keys).bind(limit)).await?;
-        pruned.faded = pruned.faded.saturating_add(faded);
+        let responses_dropped = batch(connections, sqlx::query(timed_keys).bind(limit)).await?;
+        pruned.responses_dropped = pruned.responses_dropped.saturating_add(responses_dropped);
     }
     Ok(pruned)
 }
@@ -71,24 +71,19 @@ pub(crate) async fn remaining(connections: &Connections, scope: &Scope, limit: u
 }
 
 /// Deletes so many of an owner's rows at most, whether they have expired or not.
-pub(crate) async fn forget(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
-    forget_by(&FORGET, connections, scope, limit).await
+pub(crate) async fn erase(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
+    erase_by(&ERASE, connections, scope, limit).await
 }
 
 /// Likewise, and waits a moment for those who are at a row.
-pub(crate) async fn forget_waiting(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
-    match forget_by(&FORGET_WAITING, connections, scope, limit).await {
+pub(crate) async fn erase_waiting(connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
+    match erase_by(&ERASE_WAITING, connections, scope, limit).await {
         Err(error) if error.is_wait() => Ok(0),
         forgotten => forgotten,
     }
 }
 
-async fn forget_by(
-    statements: &Statements,
-    connections: &Connections,
-    scope: &Scope,
-    limit: u32,
-) -> Result<u64, Error> {
+async fn erase_by(statements: &Statements, connections: &Connections, scope: &Scope, limit: u32) -> Result<u64, Error> {
     let [keys, timed_keys] = *statements;
     let statement = |text| sqlx::query(text).bind(i64::from(limit)).bind(scope.as_stored());
     let mut forgotten = batch(connections, statement(keys)).await?;

@@ -46,8 +46,8 @@ pub(super) fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
         return Ok(None);
     };
     let response = response(row)?;
-    let faded: bool = row.try_get("faded").map_err(before_commit)?;
-    let response = if faded { StoredResponse::not_retained(response.status()) } else { response };
+    let replay_ended: bool = row.try_get("replay_ended").map_err(before_commit)?;
+    let response = if replay_ended { StoredResponse::not_retained(response.status()) } else { response };
     let born = Moment::read(row, "born")?.map(|born| born.0);
     Ok(Some(Stored { fingerprint, born, response: response.with_window(window(row)?) }))
 }

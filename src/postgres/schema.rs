@@ -28,8 +28,13 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
         vec![
             migration(1, "keys", ReversibleUp, include_str!("../../migrations/0001_keys.up.sql")),
             migration(1, "keys", ReversibleDown, include_str!("../../migrations/0001_keys.down.sql")),
-            migration(2, "time_bearing", ReversibleUp, include_str!("../../migrations/0002_time_bearing.up.sql")),
-            migration(2, "time_bearing", ReversibleDown, include_str!("../../migrations/0002_time_bearing.down.sql")),
+            migration(2, "timestamped_keys", ReversibleUp, include_str!("../../migrations/0002_time_bearing.up.sql")),
+            migration(
+                2,
+                "timestamped_keys",
+                ReversibleDown,
+                include_str!("../../migrations/0002_time_bearing.down.sql"),
+            ),
             migration(3, "answered", ReversibleUp, include_str!("../../migrations/0003_answered.up.sql")),
             migration(3, "answered", ReversibleDown, include_str!("../../migrations/0003_answered.down.sql")),
         ],
@@ -59,7 +64,7 @@ pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
     run(&MIGRATOR, pool).await
 }
 
-/// What [`TimeBearing::partitioned`](crate::TimeBearing::partitioned) needs besides [`MIGRATOR`], noted in
+/// What [`TimestampedKeys::partitioned`](crate::TimestampedKeys::partitioned) needs besides [`MIGRATOR`], noted in
 /// `idempotency.partitioned_migrations`: run that one first. Undoing it forgets the keys in the table. The same SQL is in
 /// `migrations/partitioned/`.
 pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
@@ -90,7 +95,7 @@ pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 });
 
 /// As [`migrate`], and besides makes the partitioned table for
-/// [`TimeBearing::partitioned`](crate::TimeBearing::partitioned). The roles that prune and
+/// [`TimestampedKeys::partitioned`](crate::TimestampedKeys::partitioned). The roles that prune and
 /// claim have to own it, since they make and drop partitions.
 ///
 /// # Errors

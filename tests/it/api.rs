@@ -186,7 +186,7 @@ async fn f42_over_a_real_server_a_replay_equals_the_first_answer() {
 async fn f100_a_key_on_a_method_that_is_not_handled_is_ignored_or_refused() {
     let database = Database::fresh().await;
     let ignoring = layer(engine(&database.pool().await));
-    for (layer, refuses) in [(ignoring.clone(), false), (ignoring.refuse_unhandled_keys(), true)] {
+    for (layer, refuses) in [(ignoring.clone(), false), (ignoring.refuse_unhandled_keys(true), true)] {
         let runs = crate::support::Runs::default();
         let counted = runs.clone();
         let handler = axum::routing::any(async move || {

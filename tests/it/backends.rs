@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Router, extract::State, http::StatusCode, routing::post as route};
-use axum_idempotency::{Concurrency, Idempotency, RejectionKind, TimeBearing, Tx};
+use axum_idempotency::{Concurrency, Idempotency, RejectionKind, TimestampedKeys, Tx};
 use sqlx::{Executor as _, PgPool};
 use tokio::time::{Instant, timeout};
 
@@ -16,7 +16,7 @@ async fn f69_claims_that_are_given_up_leave_no_more_backends_than_the_pool_has_c
     let database = Database::fresh().await;
     let check = Duration::from_millis(100);
     let idempotency = Idempotency::new(&database.pool_of(4).await)
-        .concurrency(Concurrency::Reject)
+        .concurrency(Concurrency::NoWait)
         .client_check(check)
         .statement_limit(Duration::from_millis(200));
     let app = app_with(layer(idempotency), create);
@@ -135,7 +135,7 @@ async fn f93_a_handler_that_waits_for_itself_is_rolled_back_and_told_so() {
     let database = Database::fresh().await;
     database.connection().await.execute("create unique index once on effect (note)").await.unwrap();
     let pool = database.pool().await;
-    let limited = layer(engine(&pool)).time_limit(Duration::from_millis(500));
+    let limited = layer(engine(&pool)).handler_timeout(Duration::from_millis(500));
     let runs = Runs::default();
     let app = app_with(limited, move |mut tx: Tx| {
         let (pool, first) = (pool.clone(), runs.one() == 1);
@@ -148,7 +148,7 @@ async fn f93_a_handler_that_waits_for_itself_is_rolled_back_and_told_so() {
         }
     });
     let refused = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.unwrap();
-    refused.assert_refused(RejectionKind::TimeLimit);
+    refused.assert_refused(RejectionKind::HandlerTimeout);
     assert!(refused.text().contains("waits for itself"), "{}", refused.text());
     // What the pool's connection wrote is its own business; the request's part is undone, and its key is free.
     assert_eq!(database.rows().await, []);
@@ -160,7 +160,7 @@ async fn f93_without_a_key_a_handler_that_waits_for_itself_is_rolled_back_too() 
     let database = Database::fresh().await;
     database.connection().await.execute("create unique index once on effect (note)").await.unwrap();
     let pool = database.pool().await;
-    let limited = layer(engine(&pool)).optional().time_limit(Duration::from_millis(300));
+    let limited = layer(engine(&pool)).optional().handler_timeout(Duration::from_millis(300));
     let app = app_with(limited.clone(), move |mut tx: Tx| {
         let pool = pool.clone();
         async move {
@@ -169,7 +169,7 @@ async fn f93_without_a_key_a_handler_that_waits_for_itself_is_rolled_back_too() 
         }
     });
     let refused = timeout(PATIENCE, reply(&app, post("/things"))).await.unwrap();
-    refused.assert_refused(RejectionKind::TimeLimit);
+    refused.assert_refused(RejectionKind::HandlerTimeout);
     assert!(refused.text().contains("waits for itself"), "{}", refused.text());
 
     let gate = Gate::closed();
@@ -188,12 +188,12 @@ async fn f93_without_a_key_a_handler_that_waits_for_itself_is_rolled_back_too() 
 #[tokio::test]
 async fn f93_a_statement_that_is_still_running_is_named_as_well() {
     let database = Database::fresh().await;
-    let limited = layer(engine(&database.pool().await)).time_limit(Duration::from_millis(300));
+    let limited = layer(engine(&database.pool().await)).handler_timeout(Duration::from_millis(300));
     let app = app_with(limited, |mut tx: Tx| async move {
         tx.execute("select pg_sleep(60)").await.unwrap();
     });
     let refused = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.unwrap();
-    refused.assert_refused(RejectionKind::TimeLimit);
+    refused.assert_refused(RejectionKind::HandlerTimeout);
     assert!(refused.text().contains("with a statement still running"), "{}", refused.text());
 }
 
@@ -259,9 +259,10 @@ async fn f71_unrelated_keys_do_not_fail_each_other_where_transactions_are_serial
     const DAY: Duration = Duration::from_secs(86_400);
 
     let plain: fn(Idempotency) -> Idempotency = |idempotency| idempotency;
-    let timed: fn(Idempotency) -> Idempotency = |idempotency| idempotency.time_bearing(TimeBearing::ulid(DAY).unwrap());
+    let timed: fn(Idempotency) -> Idempotency =
+        |idempotency| idempotency.timestamped_keys(TimestampedKeys::ulid(DAY).unwrap());
     let partitioned: fn(Idempotency) -> Idempotency =
-        |idempotency| idempotency.time_bearing(TimeBearing::ulid(DAY).unwrap().partitioned().unwrap());
+        |idempotency| idempotency.timestamped_keys(TimestampedKeys::ulid(DAY).unwrap().partitioned().unwrap());
     for (make, kind) in [
         (Idempotency::new as fn(&PgPool) -> Idempotency, plain),
         (Idempotency::sharing, plain),
@@ -397,7 +398,7 @@ async fn f93_without_a_key_a_handler_that_takes_its_tx_late_is_limited_as_well()
     let database = Database::fresh().await;
     let limit = Duration::from_millis(200);
     let app = app_with(
-        layer(engine(&database.pool().await)).optional().time_limit(limit),
+        layer(engine(&database.pool().await)).optional().handler_timeout(limit),
         move |request: Request| async move {
             let mut slow = Box::pin(tokio::time::sleep(limit + limit / 2));
             slow.as_mut().await;
@@ -405,5 +406,8 @@ async fn f93_without_a_key_a_handler_that_takes_its_tx_late_is_limited_as_well()
             drop(tx.execute("select pg_sleep(60)").await);
         },
     );
-    timeout(PATIENCE, reply(&app, post("/things"))).await.expect("an end").assert_refused(RejectionKind::TimeLimit);
+    timeout(PATIENCE, reply(&app, post("/things")))
+        .await
+        .expect("an end")
+        .assert_refused(RejectionKind::HandlerTimeout);
 }

@@ -172,7 +172,7 @@ async fn f1_f2_f3_f6_a_thousand_dropped_requests_leave_the_pool_whole_and_the_se
         let database = Database::logged().await;
         let pool = database.pool_of(1).await;
         let idempotent = layer(engine(&pool));
-        let idempotent = if cancel { idempotent.cancel_on_disconnect() } else { idempotent };
+        let idempotent = if cancel { idempotent.cancel_on_disconnect(true) } else { idempotent };
         let app = app_with(idempotent, create);
         let mut outside = database.connection().await;
         // A fixed sequence of numbers without a pattern (xorshift): a failure can be repeated.
@@ -209,7 +209,7 @@ async fn r35_with_cancel_on_disconnect_a_request_whose_client_has_gone_is_rolled
     let database = Database::fresh().await;
     let (gate, runs) = (Gate::closed(), Runs::default());
     let (inside, counted) = (gate.clone(), runs.clone());
-    let idempotent = layer(engine(&database.pool().await)).cancel_on_disconnect();
+    let idempotent = layer(engine(&database.pool().await)).cancel_on_disconnect(true);
     let app = app_with(idempotent, move |mut tx: Tx| async move {
         effect(&mut tx).await;
         if counted.one() == 1 {

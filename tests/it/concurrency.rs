@@ -148,9 +148,9 @@ async fn r32_f52_a_duplicate_that_has_waited_long_enough_gets_409_and_may_come_a
 async fn r31_rejecting_answers_409_at_once_and_writes_no_error_into_the_servers_log() {
     let database = Database::logged().await;
     let gate = Gate::closed();
-    let app = gated(&database.pool().await, Concurrency::Reject, &gate);
+    let app = gated(&database.pool().await, Concurrency::NoWait, &gate);
     // Another pool: another process, for all that this one knows.
-    let elsewhere = gated(&database.pool().await, Concurrency::Reject, &gate);
+    let elsewhere = gated(&database.pool().await, Concurrency::NoWait, &gate);
     let first = ask(&app, "a");
     gate.entered().await;
     for _ in 0..10 {
@@ -179,7 +179,7 @@ async fn r31_rejecting_also_knows_an_owner_that_had_waited() {
         })
     };
     let rejecting =
-        app_with(layer(engine(&database.pool().await).concurrency(Concurrency::Reject)), async || StatusCode::CREATED);
+        app_with(layer(engine(&database.pool().await).concurrency(Concurrency::NoWait)), async || StatusCode::CREATED);
     let first = ask(&process().await, "a");
     gate.entered().await;
     let second = ask(&process().await, "a");

@@ -48,9 +48,9 @@ async fn f60_a_message_that_is_delivered_many_times_is_worked_on_once() {
     let database = Database::fresh().await;
     let idempotency = engine(&database.pool().await);
     let first = idempotency.run(message("m", "p"), import).await.unwrap();
-    let Ran::Now(value) = first else { panic!("{first:?}") };
+    let Ran::Executed(value) = first else { panic!("{first:?}") };
     for _ in 0..3 {
-        assert_eq!(idempotency.run(message("m", "p"), import).await.unwrap(), Ran::Before(Imported { id: value.id }));
+        assert_eq!(idempotency.run(message("m", "p"), import).await.unwrap(), Ran::Replayed(Imported { id: value.id }));
     }
     assert_eq!(database.effects().await, 1);
 }
@@ -65,7 +65,7 @@ async fn f60_a_storm_of_deliveries_is_worked_on_once() {
         async move { idempotency.run(message("m", "p"), import).await.unwrap() }
     }))
     .await;
-    assert_eq!(ran.iter().filter(|ran| matches!(ran, Ran::Now(_))).count(), 1);
+    assert_eq!(ran.iter().filter(|ran| matches!(ran, Ran::Executed(_))).count(), 1);
     assert_eq!(database.effects().await, 1);
 }
 
@@ -81,7 +81,7 @@ async fn f59_work_that_fails_is_rolled_back_and_its_key_is_free() {
         .await;
     assert!(matches!(failed, Err(Failure::Work)));
     assert_eq!(database.effects().await, 0);
-    assert!(matches!(idempotency.run(message("m", "p"), import).await, Ok(Ran::Now(_))));
+    assert!(matches!(idempotency.run(message("m", "p"), import).await, Ok(Ran::Executed(_))));
 }
 
 #[tokio::test]
@@ -103,7 +103,7 @@ async fn f4_work_that_swallows_an_sql_error_fails_and_is_rolled_back() {
 #[tokio::test]
 async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
     let database = Database::fresh().await;
-    let idempotency = engine(&database.pool().await).concurrency(Concurrency::Reject);
+    let idempotency = engine(&database.pool().await).concurrency(Concurrency::NoWait);
     let (gate, runs) = (Gate::closed(), Runs::default());
     let work = async |connection: &mut PgConnection| {
         runs.one();
@@ -112,13 +112,13 @@ async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
     };
     let meanwhile = async {
         gate.entered().await;
-        let elsewhere = engine(&database.pool().await).concurrency(Concurrency::Reject);
+        let elsewhere = engine(&database.pool().await).concurrency(Concurrency::NoWait);
         let busy = elsewhere.run(message("m", "p"), import).await.unwrap_err();
         assert_eq!(busy.kind(), Some(ErrorKind::InProgress));
         gate.open();
     };
     let (ran, ()) = tokio::join!(idempotency.run(message("m", "p"), work), meanwhile);
-    assert!(matches!(ran, Ok(Ran::Now(_))));
+    assert!(matches!(ran, Ok(Ran::Executed(_))));
     let reused = idempotency.run(message("m", "other"), import).await.unwrap_err();
     assert_eq!(reused.kind(), Some(ErrorKind::KeyReused));
     assert_eq!((runs.count(), database.effects().await), (1, 1));
@@ -128,7 +128,7 @@ async fn work_is_not_run_for_another_payload_or_while_it_runs_elsewhere() {
 async fn a_value_of_another_shape_is_an_error_and_the_work_is_not_run_again() {
     let database = Database::fresh().await;
     let idempotency = engine(&database.pool().await);
-    assert!(matches!(idempotency.run(message("m", "p"), import).await, Ok(Ran::Now(_))));
+    assert!(matches!(idempotency.run(message("m", "p"), import).await, Ok(Ran::Executed(_))));
     let other: Result<Ran<String>, Failure> =
         idempotency.run(message("m", "p"), async |_: &mut PgConnection| panic!("not again")).await;
     assert_eq!(other.unwrap_err().kind(), Some(ErrorKind::Json));
@@ -206,7 +206,7 @@ async fn a_claim_in_the_callers_transaction_is_committed_with_it() {
 #[tokio::test]
 async fn a_claim_that_is_held_elsewhere_leaves_the_callers_transaction_usable() {
     let database = Database::fresh().await;
-    for concurrency in [Concurrency::Reject, Concurrency::Wait { timeout: Duration::from_millis(20) }] {
+    for concurrency in [Concurrency::NoWait, Concurrency::Wait { timeout: Duration::from_millis(20) }] {
         let idempotency = engine(&database.pool().await).concurrency(concurrency);
         let Claim::Fresh(held) = idempotency.claim(message("m", "p")).await.unwrap() else { panic!("it is free") };
         let mut transaction = idempotency.pool().begin().await.unwrap();
@@ -296,7 +296,7 @@ async fn r60_an_answers_own_retention_outlasts_the_wait_of_a_duplicate() {
 #[tokio::test]
 async fn f78_a_transaction_claims_a_thousand_keys_and_is_told_before_it_fills_the_servers_table_of_locks() {
     let database = Database::fresh().await;
-    let idempotency = engine(&database.pool_of(2).await).concurrency(Concurrency::Reject);
+    let idempotency = engine(&database.pool_of(2).await).concurrency(Concurrency::NoWait);
     let claim = async |connection: &mut PgConnection, n: u32| {
         idempotency.claim_using(connection, &message(&n.to_string(), "p")).await
     };

@@ -56,9 +56,9 @@ async fn a_first_call_takes_two_statements_more_than_the_handlers_transaction_an
 async fn an_answer_in_memory_takes_no_statement_and_no_connection() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
-    let idempotency = engine(&pool).answers_in_memory(100_000, Duration::from_secs(60));
+    let idempotency = engine(&pool).response_cache(100_000, Duration::from_secs(60));
     let here = app_with(layer(idempotency.clone()), create);
-    let sensitive = app_with(layer(idempotency.clone()).operation("secret").sensitive(), create);
+    let sensitive = app_with(layer(idempotency.clone()).operation("secret").discard_responses(true), create);
     let first = reply(&here, post("/things").key("a").body("x")).await;
     reply(&sensitive, post("/things").key("a")).await;
     let mut seen = 0;
@@ -76,7 +76,7 @@ async fn an_answer_in_memory_takes_no_statement_and_no_connection() {
     // Another owner, another operation: never.
     assert!(!reply(&here, post("/things").key("a").owner("bob").body("x")).await.replayed());
     // An erasure here is true here at once.
-    idempotency.forget(&Scope::new("alice")).await.unwrap();
+    idempotency.erase_scope(&Scope::new("alice")).await.unwrap();
     assert!(!reply(&here, post("/things").key("a").body("x")).await.replayed());
 }
 
@@ -84,7 +84,7 @@ async fn an_answer_in_memory_takes_no_statement_and_no_connection() {
 async fn an_answer_in_memory_is_not_replayed_beyond_the_age_nor_unless_it_was_committed() {
     let database = Database::fresh().await;
     let pool = database.pool().await;
-    let remembering = |age| engine(&pool).answers_in_memory(100_000, age);
+    let remembering = |age| engine(&pool).response_cache(100_000, age);
     let brief = app_with(layer(remembering(Duration::from_nanos(1))), create);
     reply(&brief, post("/things").key("a")).await;
     database.expire().await;

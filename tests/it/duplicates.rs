@@ -111,7 +111,7 @@ async fn a_duplicate_gets_the_very_answer_that_was_committed_not_a_copy() {
 
 #[tokio::test]
 async fn r31_another_payload_is_refused_at_once_while_the_first_executes() {
-    for concurrency in [Concurrency::default(), Concurrency::Reject] {
+    for concurrency in [Concurrency::default(), Concurrency::NoWait] {
         let database = Database::fresh().await;
         let idempotency = engine(&database.pool_of(1).await).concurrency(concurrency);
         let gate = Gate::closed();
@@ -127,7 +127,7 @@ async fn r31_another_payload_is_refused_at_once_while_the_first_executes() {
 #[tokio::test]
 async fn r31_rejecting_within_a_process_takes_no_connection() {
     let database = Database::fresh().await;
-    let idempotency = engine(&database.pool_of(1).await).concurrency(Concurrency::Reject);
+    let idempotency = engine(&database.pool_of(1).await).concurrency(Concurrency::NoWait);
     let gate = Gate::closed();
     let app = gated(&idempotency, &gate);
     let first = ask(&app, "a");
@@ -196,7 +196,7 @@ async fn r32_when_the_owner_leaves_no_answer_one_waiter_executes_and_the_others_
 /// While the one before only asks the database, the key may well be the later one's.
 #[tokio::test]
 async fn a_retry_is_answered_although_a_request_with_another_payload_came_just_before() {
-    for concurrency in [Concurrency::default(), Concurrency::Reject] {
+    for concurrency in [Concurrency::default(), Concurrency::NoWait] {
         let database = Database::fresh().await;
         let pool = database.pool_of(1).await;
         let app = app_with(layer(engine(&pool).concurrency(concurrency)), create);
@@ -218,7 +218,7 @@ async fn a_retry_is_answered_although_a_request_with_another_payload_came_just_b
 async fn retries_that_come_together_are_all_answered_by_one_look_even_when_rejecting() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
-    let app = app_with(layer(engine(&pool).concurrency(Concurrency::Reject)), create);
+    let app = app_with(layer(engine(&pool).concurrency(Concurrency::NoWait)), create);
     let first = ask(&app, "a").await.unwrap();
     let only = pool.acquire().await.unwrap();
     let retries: Vec<_> = (0..20).map(|_| ask(&app, "a")).collect();
@@ -411,7 +411,7 @@ async fn requests_under_other_keys_are_not_held_up() {
 async fn a_request_that_waited_long_for_a_connection_is_executed_and_not_told_of_a_duplicate() {
     let database = Database::fresh().await;
     let pool = database.pool_of(1).await;
-    for concurrency in [Concurrency::default(), Concurrency::Reject] {
+    for concurrency in [Concurrency::default(), Concurrency::NoWait] {
         let key = format!("{concurrency:?}");
         let app = app_with(layer(engine(&pool).concurrency(concurrency)), create);
         let only = pool.acquire().await.unwrap();
@@ -453,7 +453,7 @@ async fn duplicates_whose_clients_go_away_leave_nothing_behind() {
 #[tokio::test]
 async fn f81_the_table_memory_and_what_is_in_flight_give_the_same_verdict() {
     use axum_idempotency::{
-        Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, TimeBearing,
+        Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, TimestampedKeys,
     };
 
     fn shown(claim: &Claim) -> &'static str {
@@ -463,7 +463,7 @@ async fn f81_the_table_memory_and_what_is_in_flight_give_the_same_verdict() {
             Claim::Duplicate(Duplicate::NotRetained(_)) => "not retained",
             Claim::Duplicate(Duplicate::InProgress) => "in progress",
             Claim::Duplicate(Duplicate::KeyReused) => "reused",
-            Claim::Duplicate(Duplicate::Untimely(_)) => "untimely",
+            Claim::Duplicate(Duplicate::KeyTime(_)) => "untimely",
             Claim::Duplicate(_) => "another",
         }
     }
@@ -476,7 +476,11 @@ async fn f81_the_table_memory_and_what_is_in_flight_give_the_same_verdict() {
     for timed in [false, true] {
         let make = |pool: &sqlx::PgPool| {
             let idempotency = engine(pool);
-            if timed { idempotency.time_bearing(TimeBearing::first_sent(100 * minute).unwrap()) } else { idempotency }
+            if timed {
+                idempotency.timestamped_keys(TimestampedKeys::first_sent(100 * minute).unwrap())
+            } else {
+                idempotency
+            }
         };
         for (what, scheme, sent, expected) in [
             ("same", None, now, "replay"),
@@ -493,7 +497,7 @@ async fn f81_the_table_memory_and_what_is_in_flight_give_the_same_verdict() {
                 let operation = Operation::new(if timed { "timed" } else { "plain" });
                 IdempotentRequest::new(Scope::global(), operation, key, fingerprint).with_first_sent(sent)
             };
-            let here = make(&pool).answers_in_memory(1_000_000, minute);
+            let here = make(&pool).response_cache(1_000_000, minute);
             let Claim::Fresh(attempt) = here.claim(of("same", None, now)).await.unwrap() else { panic!("a free key") };
             let asked = {
                 let (here, request) = (here.clone(), of(what, scheme, sent));

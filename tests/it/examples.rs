@@ -149,7 +149,7 @@ fn ledger_options_are_read_or_refused_with_a_reason() {
     assert_eq!(settings.concurrency, Concurrency::Wait { timeout: Duration::from_millis(500) });
     assert_eq!(settings.retention, Retention::new(Duration::from_secs(60)).unwrap());
     assert_eq!((settings.pool, settings.self_check), (3, false));
-    assert_eq!(read("--concurrency reject").unwrap().concurrency, Concurrency::Reject);
+    assert_eq!(read("--concurrency reject").unwrap().concurrency, Concurrency::NoWait);
     for wrong in [
         "--pool 0",
         "--pool",

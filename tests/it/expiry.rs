@@ -63,7 +63,7 @@ async fn the_window_begins_with_the_claim_and_ends_as_configured() {
         (Retention::forever(), None),
     ] {
         let database = Database::fresh().await;
-        let layer = layer(engine(&database.pool().await).retention(retention)).time_limit(None);
+        let layer = layer(engine(&database.pool().await).retention(retention)).handler_timeout(None);
         let app = app_with(layer, create);
         reply(&app, post("/things").key("k")).await;
         let window: Option<f64> =
@@ -260,7 +260,7 @@ async fn a_duplicate_after_the_replay_window_is_refused_and_not_executed_pruned_
         late.assert_refused(RejectionKind::ResponseNotRetained);
         assert!(late.text().contains("GMT"));
         reply(&app, post("/things").key("k").body("b")).await.assert_refused(RejectionKind::KeyReused);
-        assert_eq!(idempotency.prune(10).await.unwrap().faded, dropped);
+        assert_eq!(idempotency.prune(10).await.unwrap().responses_dropped, dropped);
     }
     let kept: i64 = sqlx::query_scalar("select count(body) + count(header_names) from idempotency.keys")
         .fetch_one(&mut database.connection().await)
@@ -338,8 +338,8 @@ async fn an_owners_keys_are_forgotten_in_batches_and_nobody_elses() {
     .execute(&mut database.connection().await)
     .await
     .unwrap();
-    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap().keys, 2_501);
-    assert_eq!(idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap().keys, 0);
+    assert_eq!(idempotency.erase_scope(&axum_idempotency::Scope::new("alice")).await.unwrap().keys, 2_501);
+    assert_eq!(idempotency.erase_scope(&axum_idempotency::Scope::new("alice")).await.unwrap().keys, 0);
     assert!(reply(&app, post("/things").key("k").owner("bob")).await.replayed());
     assert!(!reply(&app, post("/things").key("k").owner("alice")).await.replayed());
 }
@@ -356,7 +356,7 @@ async fn an_owners_keys_are_forgotten_also_where_others_are_at_work() {
         .execute(&mut *fading)
         .await
         .unwrap();
-    let forgetting = tokio::spawn(async move { idempotency.forget(&axum_idempotency::Scope::new("alice")).await });
+    let forgetting = tokio::spawn(async move { idempotency.erase_scope(&axum_idempotency::Scope::new("alice")).await });
     database.until_waiting(1).await;
     fading.commit().await.unwrap();
     let forgotten = forgetting.await.unwrap().unwrap();
@@ -382,11 +382,11 @@ async fn f74_a_key_that_is_being_used_again_holds_up_no_other_and_is_reported() 
     });
     let again = tokio::spawn(async move { reply(&slow, post("/things").key("c")).await.status });
     gate.entered().await;
-    let forgotten = idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap();
+    let forgotten = idempotency.erase_scope(&axum_idempotency::Scope::new("alice")).await.unwrap();
     assert_eq!((forgotten.keys, forgotten.remaining), (4, 1));
     gate.open();
     assert_eq!(again.await.unwrap(), 200);
-    let forgotten = idempotency.forget(&axum_idempotency::Scope::new("alice")).await.unwrap();
+    let forgotten = idempotency.erase_scope(&axum_idempotency::Scope::new("alice")).await.unwrap();
     assert_eq!((forgotten.keys, forgotten.remaining), (1, 0));
 }
 
@@ -437,7 +437,7 @@ async fn a_response_can_lengthen_or_shorten_its_own_window() {
         let database = Database::fresh().await;
         let name = axum::http::HeaderName::from_static("x-expires");
         let idempotent = layer(engine(&database.pool_lazily())).expiry_header(name.clone());
-        let app = app_with(idempotent.time_limit(seconds(10)), keeping(retention));
+        let app = app_with(idempotent.handler_timeout(seconds(10)), keeping(retention));
         let first = reply(&app, post("/things").key("k")).await;
         let retry = reply(&app, post("/things").key("k")).await;
         assert!(first.status == 200 && retry.replayed(), "{first:?}");
@@ -493,7 +493,7 @@ async fn a_batch_reads_no_more_than_its_rows_however_large_the_table() {
     // More than the five times after which PostgreSQL may settle for one plan.
     for _ in 0..10 {
         let pruned = idempotency.prune(10).await.unwrap();
-        assert_eq!((pruned.deleted, pruned.faded), (10, 10));
+        assert_eq!((pruned.deleted, pruned.responses_dropped), (10, 10));
     }
     // A connection reports what it did when it ends, at the latest.
     pool.close().await;
@@ -505,7 +505,7 @@ async fn a_batch_reads_no_more_than_its_rows_however_large_the_table() {
 /// Every duration that can be set, at its longest and its shortest.
 #[tokio::test]
 async fn f82_no_duration_is_too_long_or_too_short_for_a_setting() {
-    use axum_idempotency::{Concurrency, TimeBearing};
+    use axum_idempotency::{Concurrency, TimestampedKeys};
 
     let database = Database::fresh().await;
     for extreme in [Duration::MAX, Duration::from_secs(u64::MAX), Duration::ZERO, Duration::from_nanos(1)] {
@@ -513,22 +513,22 @@ async fn f82_no_duration_is_too_long_or_too_short_for_a_setting() {
         let base = engine(&pool)
             .concurrency(Concurrency::Wait { timeout: extreme })
             .retention(Retention::forever())
-            .answers_in_memory(1_000_000, extreme)
+            .response_cache(1_000_000, extreme)
             .client_check(extreme);
         let base = if extreme > Duration::from_secs(1) { base.statement_limit(extreme) } else { base };
         let (lasting, brief) = (Retention::forever(), Retention::new(Duration::from_millis(1)).unwrap());
-        let timed = TimeBearing::ulid(Duration::from_secs(60)).unwrap().future_skew(extreme).margin(extreme);
+        let timed = TimestampedKeys::ulid(Duration::from_secs(60)).unwrap().future_skew(extreme).margin(extreme);
         let limit = if extreme > Duration::from_secs(1) { extreme } else { Duration::from_secs(20) };
         for (n, (idempotency, own)) in [
             (base.clone(), lasting),
             (base.clone(), brief),
             (base.clone().retention(brief), brief),
-            (base.clone().time_bearing(timed), brief),
+            (base.clone().timestamped_keys(timed), brief),
         ]
         .into_iter()
         .enumerate()
         {
-            let layer = layer(idempotency.clone()).time_limit(limit).operation(format!("{extreme:?} {n}"));
+            let layer = layer(idempotency.clone()).handler_timeout(limit).operation(format!("{extreme:?} {n}"));
             let app = app_with(layer, keeping(own));
             let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis().try_into().unwrap();
             let key = ulid::Ulid::from_parts(now, n as u128).to_string();
@@ -546,7 +546,7 @@ async fn f82_no_duration_is_too_long_or_too_short_for_a_setting() {
 async fn f82_rows_with_the_first_and_the_last_times_that_there_are_break_nothing() {
     let database = Database::fresh().await;
     let pool = database.pool().await;
-    let idempotency = engine(&pool).answers_in_memory(100_000, Duration::MAX);
+    let idempotency = engine(&pool).response_cache(100_000, Duration::MAX);
     let times =
         ["'-infinity'", "'4713-01-01 BC'", "'1969-12-31 23:59:59.999999Z'", "'294276-12-31'", "'infinity'", "null"];
     let mut live = 0;

@@ -154,10 +154,10 @@ async fn a_row_that_holds_no_answer_is_refused_and_never_executed_again() {
     database.without_guard().await;
     for (damage, kind) in [
         ("status = null, header_names = '{}', header_values = '{}'", RejectionKind::TransactionEnded),
-        ("status = 7, header_names = '{}', header_values = '{}'", RejectionKind::AnswerUnreadable),
-        ("status = 200, header_names = '{a}', header_values = '{}'", RejectionKind::AnswerUnreadable),
-        ("status = 200, header_names = '{\"a b\"}', header_values = '{b}'", RejectionKind::AnswerUnreadable),
-        ("status = 200, header_names = null, header_values = null", RejectionKind::AnswerUnreadable),
+        ("status = 7, header_names = '{}', header_values = '{}'", RejectionKind::ResponseUnreadable),
+        ("status = 200, header_names = '{a}', header_values = '{}'", RejectionKind::ResponseUnreadable),
+        ("status = 200, header_names = '{\"a b\"}', header_values = '{b}'", RejectionKind::ResponseUnreadable),
+        ("status = 200, header_names = null, header_values = null", RejectionKind::ResponseUnreadable),
     ] {
         let damage = format!("update idempotency.keys set {damage}");
         connection.execute(sqlx::AssertSqlSafe(damage)).await.unwrap();

@@ -143,7 +143,7 @@ async fn a_json_rpc_request_with_another_id_is_a_retry_where_the_route_says_so_a
     };
     let plain = plain(&database).await;
     let on = app_with(plain.clone().operation("on").json_rpc(true), echo);
-    let both = app_with(plain.clone().operation("both").json_rpc(true).canonical_json(), echo);
+    let both = app_with(plain.clone().operation("both").json_rpc(true).canonical_json(true), echo);
     let off = app_with(plain.operation("off").json_rpc(true).json_rpc(false), echo);
     let ask = |body: &'static str| post("/things").key("k").header("content-type", "application/json").body(body);
     let one = r#"{"jsonrpc":"2.0","id":12345678901234567891,"method":"m","params":{"id":1}}"#;

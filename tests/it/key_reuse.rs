@@ -116,11 +116,11 @@ async fn r28_a_deployment_that_changes_what_is_compared_refuses_no_honest_retry(
     let name = axum::http::HeaderName::from_static;
     let settings = [
         base(),
-        base().canonical_json(),
+        base().canonical_json(true),
         base().json_rpc(true),
         base().form_in_any_order(true),
         base().query_in_any_order(true),
-        base().canonical_json().json_rpc(true).form_in_any_order(true).query_in_any_order(true),
+        base().canonical_json(true).json_rpc(true).form_in_any_order(true).query_in_any_order(true),
         base().fingerprint_headers([name("x-a")]),
         base().fingerprint_headers([name("x-b")]),
         base().fingerprint_secret("one"),

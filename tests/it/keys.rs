@@ -83,7 +83,7 @@ async fn r8_to_r18_every_vector_in_both_modes() {
     for strict in [false, true] {
         let database = Database::fresh().await;
         let idempotent = layer(engine(&database.pool().await));
-        let idempotent = if strict { idempotent.strict() } else { idempotent };
+        let idempotent = if strict { idempotent.quoted_keys_only(true) } else { idempotent };
         let app = app_with(idempotent, async |key: axum_idempotency::IdempotencyKey| key.as_str().to_owned());
         for (lines, in_strict, otherwise) in VECTORS {
             let expected = if strict { in_strict } else { otherwise };
@@ -123,12 +123,12 @@ async fn r13_r18_r19_the_settings_for_keys_apply_over_http() {
     assert_eq!(reply(&long, post("/things").key(&"k".repeat(1024))).await.status, 200);
     reply(&long, post("/things").key(&"k".repeat(1025))).await.assert_refused(RejectionKind::InvalidKey);
 
-    let uuids = app_with(idempotent().operation("uuid").uuid_keys(), key);
+    let uuids = app_with(idempotent().operation("uuid").uuid_keys(true), key);
     reply(&uuids, post("/things").key("abc")).await.assert_refused(RejectionKind::InvalidKey);
     assert_eq!(reply(&uuids, post("/things").key(&UUID.to_uppercase())).await.text(), UUID);
     assert!(reply(&uuids, post("/things").key(UUID)).await.replayed());
 
-    let spaced = app_with(idempotent().operation("spaced").spaces_in_keys(), key);
+    let spaced = app_with(idempotent().operation("spaced").allow_spaces_in_keys(true), key);
     assert_eq!(reply(&spaced, post("/things").key("\"a b\"")).await.text(), "a b");
 
     let checked = app_with(idempotent().operation("checked").with_key_check(|key| key.starts_with("req_")), key);

@@ -95,8 +95,9 @@ async fn r7_to_r18_every_invalid_key_is_refused_without_the_database() {
 #[tokio::test]
 async fn a_key_header_of_another_name_and_strict_keys_are_settings() {
     let database = Database::fresh().await;
-    let named =
-        layer(engine(&database.pool().await)).header(axum::http::HeaderName::from_static("x-request-key")).strict();
+    let named = layer(engine(&database.pool().await))
+        .key_header(axum::http::HeaderName::from_static("x-request-key"))
+        .quoted_keys_only(true);
     let app = app_with(named, create);
     reply(&app, post("/things").key("\"k\"")).await.assert_refused(RejectionKind::MissingKey);
     reply(&app, post("/things").header("x-request-key", "k")).await.assert_refused(RejectionKind::InvalidKey);

@@ -155,7 +155,7 @@ fn documented_block(number: usize) -> String {
 /// (b): there is nothing to do, and the role may create nothing.
 #[tokio::test]
 async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_more() {
-    use axum_idempotency::{Scope, TimeBearing};
+    use axum_idempotency::{Scope, TimestampedKeys};
 
     let database = Database::fresh().await;
     let pool = role(&database, "app", &documented_grants("-- For the role that prunes")).await;
@@ -171,15 +171,15 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
     let declining =
         crate::support::app_with(declining, async |_tx: axum_idempotency::Tx| axum::http::StatusCode::CONFLICT);
     assert_eq!(crate::support::reply(&declining, crate::support::post("/things").key("k")).await.status, 409);
-    let keys = TimeBearing::first_sent(std::time::Duration::from_secs(3_600)).unwrap();
+    let keys = TimestampedKeys::first_sent(std::time::Duration::from_secs(3_600)).unwrap();
     let timed = request().with_first_sent(std::time::SystemTime::now());
-    assert!(matches!(idempotency.clone().time_bearing(keys).claim(timed).await, Ok(Claim::Fresh(_))));
+    assert!(matches!(idempotency.clone().timestamped_keys(keys).claim(timed).await, Ok(Claim::Fresh(_))));
     // A key that has expired is used again, which takes no right to delete.
     database.expire().await;
     let again = crate::support::reply(&app, crate::support::post("/things").key("k")).await;
     assert_eq!((again.status.as_u16(), again.replayed()), (200, false));
     idempotency.stats().await.unwrap();
-    assert!(idempotency.forget(&Scope::new("alice")).await.is_err(), "it may not delete");
+    assert!(idempotency.erase_scope(&Scope::new("alice")).await.is_err(), "it may not delete");
     database
         .connection()
         .await
@@ -189,7 +189,7 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
         ))))
         .await
         .unwrap();
-    assert_eq!(idempotency.forget(&Scope::new("alice")).await.unwrap().keys, 2);
+    assert_eq!(idempotency.erase_scope(&Scope::new("alice")).await.unwrap().keys, 2);
     idempotency.prune(10).await.unwrap();
 
     // An operator who reads; and one who may do nothing is told so.
@@ -199,7 +199,7 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
     let declined = engine(&reader).lookup(&Scope::new("alice"), &Operation::new("declined"), &key).await.unwrap();
     assert_eq!(declined, None, "it has been forgotten");
     assert!(engine(&reader).claim(request()).await.is_err());
-    assert!(engine(&reader).forget(&Scope::new("alice")).await.is_err());
+    assert!(engine(&reader).erase_scope(&Scope::new("alice")).await.is_err());
     let stranger = role(&database, "stranger", "").await;
     assert!(migrate(&stranger).await.is_err());
     for (pool, kind) in [(pool, "app"), (reader, "reader"), (stranger, "stranger")] {

@@ -141,7 +141,7 @@ async fn served(database: &Database, next: Arc<Mutex<Option<Made>>>) -> SocketAd
         .with_disposition(|_| Disposition::Commit)
         .without_tx()
         .max_response_bytes(LIMIT)
-        .oversized_not_retained();
+        .discard_oversized_responses(true);
     let handler = async move || next.lock().unwrap().take().expect("a handler runs once").response();
     let app = Router::new()
         .route("/things", routing::post(handler).layer(idempotent))

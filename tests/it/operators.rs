@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum_idempotency::{Retention, Scope, TimeBearing, migrate_partitioned};
+use axum_idempotency::{Retention, Scope, TimestampedKeys, migrate_partitioned};
 use serde_json::json;
 use sqlx::Executor as _;
 
@@ -59,11 +59,11 @@ async fn stats_count_both_tables_and_tombstones() {
     migrate_partitioned(&pool).await.unwrap();
     let day = Duration::from_secs(86_400);
     let plain = layer(engine(&pool)).operation("o");
-    let timed = plain.clone().time_bearing(TimeBearing::uuid_v7(day).unwrap().partitioned().unwrap());
+    let timed = plain.clone().timestamped_keys(TimestampedKeys::uuid_v7(day).unwrap().partitioned().unwrap());
     let millis = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis();
     let uuid = format!("{:08x}-{:04x}-7000-8000-000000000001", millis >> 16, millis & 0xffff);
     reply(&crate::support::app_with(plain.clone(), create), post("/things").key("k")).await;
-    reply(&crate::support::app_with(plain.sensitive(), create), post("/things").key("l")).await;
+    reply(&crate::support::app_with(plain.discard_responses(true), create), post("/things").key("l")).await;
     reply(&crate::support::app_with(timed.operation("p"), create), post("/things").key(&uuid)).await;
     let stats = engine(&pool).stats().await.unwrap();
     assert_eq!((stats.live(), stats.tombstones(), stats.operations.len()), (2, 1, 2), "{stats:?}");
@@ -121,9 +121,9 @@ async fn t12_r60_the_policy_can_be_published() {
     );
     let never = plain.clone().optional().retention(Retention::new(hour).unwrap().refuse_forever()).policy();
     assert_eq!((never.window, never.replay.as_deref(), never.required), (None, Some("PT1H"), false));
-    let timed = plain.time_bearing(TimeBearing::first_sent(7 * 24 * hour).unwrap()).policy();
+    let timed = plain.timestamped_keys(TimestampedKeys::first_sent(7 * 24 * hour).unwrap()).policy();
     assert_eq!((timed.window.as_deref(), timed.header.as_str()), (Some("P7D"), "repeatability-request-id"));
-    assert_eq!((timed.time_bearing, timed.replay.as_deref()), (Some("first-sent"), Some("P7D")));
+    assert_eq!((timed.timestamped_keys, timed.replay.as_deref()), (Some("first-sent"), Some("P7D")));
     let global = axum_idempotency::IdempotencyLayer::new(engine(&database.pool_lazily()), |_| Some(Scope::global()));
     assert!(serde_json::to_value(global.policy()).unwrap().get("operation").is_none());
 }

@@ -11,7 +11,7 @@ use std::{
 use axum::http::StatusCode;
 use axum_idempotency::{
     Concurrency, ErrorKind, Idempotency, IdempotencyKey, LocalSettings, Operation, RejectionKind, Retention, Scope,
-    TimeBearing, Tx,
+    TimestampedKeys, Tx,
 };
 use sqlx::{
     ConnectOptions as _, Executor as _, PgPool,
@@ -395,7 +395,7 @@ async fn f8_behind_a_pooler_that_works_by_transactions_every_response_is_right()
     let mut apps = Vec::new();
     for make in [Idempotency::new, Idempotency::sharing, Idempotency::new] {
         let pool = PgPoolOptions::new().max_connections(4).connect_lazy_with(through.clone());
-        let layer = layer(make(&pool).transaction_pooler()).optional();
+        let layer = layer(make(&pool).transaction_pooler(true)).optional();
         apps.push(app_with(layer, |mut tx: Tx, body: String| async move {
             let inserted = sqlx::query_scalar::<_, i64>("insert into effect (note) values ($1) returning id");
             let id = inserted.bind(&body).persistent(false).fetch_one(&mut *tx).await.unwrap();
@@ -452,12 +452,12 @@ async fn f72_behind_a_pooler_nothing_stays_prepared() {
         let pool = database.pool_of(1).await;
         axum_idempotency::migrate_partitioned(&pool).await.unwrap();
         let idempotency = Idempotency::new(&pool).concurrency(Concurrency::Wait { timeout: Duration::from_secs(5) });
-        let idempotency = if is_told { idempotency.transaction_pooler() } else { idempotency };
+        let idempotency = if is_told { idempotency.transaction_pooler(true) } else { idempotency };
         let hour = Duration::from_secs(3_600);
         let plain = layer(idempotency.clone()).optional();
-        let timed = plain.clone().time_bearing(TimeBearing::uuid_v7(hour).unwrap()).operation("timed");
-        let partitioned = TimeBearing::ulid(hour).unwrap().partitioned().unwrap();
-        let partitioned = plain.clone().time_bearing(partitioned).operation("partitioned");
+        let timed = plain.clone().timestamped_keys(TimestampedKeys::uuid_v7(hour).unwrap()).operation("timed");
+        let partitioned = TimestampedKeys::ulid(hour).unwrap().partitioned().unwrap();
+        let partitioned = plain.clone().timestamped_keys(partitioned).operation("partitioned");
         let forever = plain.clone().retention(Retention::forever()).operation("forever");
         let own = plain.clone().with_local_settings(|_| LocalSettings::new().set("app.tenant", "a")).operation("own");
         for (layer, key) in [
@@ -482,7 +482,7 @@ async fn f72_behind_a_pooler_nothing_stays_prepared() {
         idempotency.stats().await.unwrap();
         let (scope, operation) = (Scope::new("alice"), Operation::new("own"));
         idempotency.lookup(&scope, &operation, &IdempotencyKey::new("own").unwrap()).await.unwrap();
-        idempotency.forget(&scope).await.unwrap();
+        idempotency.erase_scope(&scope).await.unwrap();
         let looking = app_with(plain, |mut tx: Tx| async move {
             let kept = "select coalesce(string_agg(statement, '; '), '') from pg_prepared_statements";
             // What the handlers of this test have prepared themselves.

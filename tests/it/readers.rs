@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum_idempotency::{
-    Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, TimeBearing,
+    Claim, Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope, StoredResponse, TimestampedKeys,
     migrate_partitioned,
 };
 use sqlx::Executor as _;
@@ -25,8 +25,8 @@ async fn f70_a_reader_of_any_length_stops_no_claim_and_the_partition_goes_when_t
         let database = Database::fresh().await;
         migrate_partitioned(&database.pool().await).await.unwrap();
         let mut clock = Clock::of(&database).await;
-        let keys = TimeBearing::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
-        let process = engine(&Database::pool_with(clock.options(), 4).await).time_bearing(keys);
+        let keys = TimestampedKeys::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
+        let process = engine(&Database::pool_with(clock.options(), 4).await).timestamped_keys(keys);
         let claim = async |born: i64, n: u128| {
             let claimed = timeout(Duration::from_secs(8), process.claim(request(born, n))).await;
             match claimed.expect("a claim that nobody stops").expect("a claim") {
@@ -103,8 +103,8 @@ async fn f79_a_short_window_and_a_long_step_into_the_future_can_be_claimed_under
     let database = Database::fresh().await;
     migrate_partitioned(&database.pool().await).await.unwrap();
     let month = Duration::from_secs(30 * 86_400);
-    let keys = TimeBearing::ulid(Duration::from_secs(300)).unwrap().partitioned().unwrap().future_skew(month);
-    let process = engine(&database.pool().await).time_bearing(keys);
+    let keys = TimestampedKeys::ulid(Duration::from_secs(300)).unwrap().partitioned().unwrap().future_skew(month);
+    let process = engine(&database.pool().await).timestamped_keys(keys);
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     for born in [now, now + 29 * 24 * HOUR] {
         let claimed = timeout(Duration::from_secs(8), process.claim(request(born, 1))).await.expect("in time");
@@ -118,9 +118,10 @@ async fn f67_a_prune_that_is_dropped_in_the_middle_leaves_no_session_behind_that
     let database = Database::fresh().await;
     migrate_partitioned(&database.pool().await).await.unwrap();
     let mut clock = Clock::of(&database).await;
-    let keys = TimeBearing::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
+    let keys = TimestampedKeys::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
     let pool = Database::pool_with(clock.options(), 1).await;
-    let process = axum_idempotency::Idempotency::new(&pool).time_bearing(keys).client_check(Duration::from_millis(100));
+    let process =
+        axum_idempotency::Idempotency::new(&pool).timestamped_keys(keys).client_check(Duration::from_millis(100));
     let claim = async |born: i64, n: u128| match process.claim(request(born, n)).await.unwrap() {
         Claim::Fresh(attempt) => attempt,
         other => panic!("{other:?}"),
@@ -159,9 +160,9 @@ async fn f82_the_longest_limit_of_a_statement_does_not_overflow_where_a_partitio
     let database = Database::fresh().await;
     migrate_partitioned(&database.pool().await).await.unwrap();
     let mut clock = Clock::of(&database).await;
-    let keys = TimeBearing::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
+    let keys = TimestampedKeys::ulid(Duration::from_secs(3_600)).unwrap().partitioned().unwrap();
     let process =
-        engine(&Database::pool_with(clock.options(), 2).await).time_bearing(keys).statement_limit(Duration::MAX);
+        engine(&Database::pool_with(clock.options(), 2).await).timestamped_keys(keys).statement_limit(Duration::MAX);
     drop(process.claim(request(START, 1)).await.unwrap());
     clock.set(START + 10 * HOUR).await;
     assert_eq!(process.prune(10).await.unwrap().partitions_dropped, 1);

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse as _, Redirect},
 };
 use axum_idempotency::{
-    Concurrency, IdempotencyLayer, Occurrence, Rejection, RejectionKind, Retention, TimeBearing, Tx,
+    Concurrency, IdempotencyLayer, Occurrence, Rejection, RejectionKind, Retention, TimestampedKeys, Tx,
 };
 use sqlx::Executor as _;
 
@@ -32,13 +32,13 @@ async fn plain(database: &Database) -> IdempotencyLayer {
 #[tokio::test]
 async fn before_the_key_is_looked_up_only_what_can_have_no_history_is_said_not_to_be_executed() {
     let database = Database::fresh().await;
-    let app = app_with(plain(&database).await.max_request_bytes(10).refuse_unhandled_keys(), create);
+    let app = app_with(plain(&database).await.max_request_bytes(10).refuse_unhandled_keys(true), create);
     let not = Occurrence::NotExecuted;
     says(&database, reply(&app, post("/things")).await, RejectionKind::MissingKey, not, 0).await;
     says(&database, reply(&app, post("/things").key("\"")).await, RejectionKind::InvalidKey, not, 0).await;
     let put = Ask::new(Method::PUT, "/things").owner("alice").key("k");
     let any = axum::Router::new()
-        .route("/things", axum::routing::any(create).layer(plain(&database).await.refuse_unhandled_keys()));
+        .route("/things", axum::routing::any(create).layer(plain(&database).await.refuse_unhandled_keys(true)));
     says(&database, reply(&any, put).await, RejectionKind::KeyNotHandled, not, 0).await;
     // A request that was executed comes again, by a caller who is not let in any more, or with more in it.
     assert_eq!(reply(&app, post("/things").key("k")).await.status, StatusCode::CREATED);
@@ -83,7 +83,7 @@ async fn whether_work_that_began_was_executed_is_known_but_for_a_commit_that_is_
         (plain.clone(), "aborted", RejectionKind::TransactionAborted),
         (plain.clone(), "refused", RejectionKind::CommitRefused),
         (own().await, "ended", RejectionKind::TransactionEnded),
-        (plain.clone().time_limit(Duration::from_millis(100)), "hangs", RejectionKind::TimeLimit),
+        (plain.clone().handler_timeout(Duration::from_millis(100)), "hangs", RejectionKind::HandlerTimeout),
         (plain.clone(), "held", RejectionKind::ConnectionHeld),
         (plain.clone(), "killed", RejectionKind::StoreUnavailable),
         (plain.clone().max_response_bytes(10), "large", RejectionKind::ResponseTooLarge),
@@ -108,7 +108,8 @@ async fn whether_work_that_began_was_executed_is_known_but_for_a_commit_that_is_
 async fn what_is_known_of_a_key_is_said_and_where_the_database_is_away_nothing_is() {
     let database = Database::fresh().await;
     let fading = Retention::new(Duration::from_secs(60)).unwrap().refuse_forever();
-    let tombstones = app_with(layer(engine(&database.pool_of(4).await).retention(fading)).sensitive(), create);
+    let tombstones =
+        app_with(layer(engine(&database.pool_of(4).await).retention(fading)).discard_responses(true), create);
     assert_eq!(reply(&tombstones, post("/things").key("k")).await.status, StatusCode::CREATED);
     let again = reply(&tombstones, post("/things").key("k")).await;
     says(&database, again, RejectionKind::ResponseNotRetained, Occurrence::Executed, 1).await;
@@ -127,7 +128,7 @@ async fn what_is_known_of_a_key_is_said_and_where_the_database_is_away_nothing_i
 
     let gate = Gate::closed();
     let waiting = gate.clone();
-    let idempotent = layer(engine(&database.pool_of(4).await).concurrency(Concurrency::Reject));
+    let idempotent = layer(engine(&database.pool_of(4).await).concurrency(Concurrency::NoWait));
     let slow = app_with(idempotent, move |mut tx: Tx| {
         let waiting = waiting.clone();
         async move {
@@ -146,8 +147,8 @@ async fn what_is_known_of_a_key_is_said_and_where_the_database_is_away_nothing_i
     assert_eq!(first.await.unwrap().status, StatusCode::OK);
 
     // Keys that bear a time: an old one may have been executed, one from the future cannot have been.
-    let keys = TimeBearing::uuid_v7(Duration::from_secs(60)).unwrap();
-    let timed = app_with(layer(engine(&database.pool_of(4).await).time_bearing(keys)), create);
+    let keys = TimestampedKeys::uuid_v7(Duration::from_secs(60)).unwrap();
+    let timed = app_with(layer(engine(&database.pool_of(4).await).timestamped_keys(keys)), create);
     for (key, kind, occurrence) in [
         ("01890000-0000-7000-8000-000000000000", RejectionKind::KeyExpired, "unknown"),
         ("f0000000-0000-7000-8000-000000000000", RejectionKind::KeyFromFuture, "not-executed"),
@@ -210,7 +211,7 @@ async fn f94_a_refusal_of_a_browsers_form_may_be_a_redirect_and_sees_the_request
     reply(&optional, asking("application/json")).await.assert_refused(RejectionKind::KeyReused);
     // A method that is not handled is refused by the same renderer.
     let any =
-        axum::Router::new().route("/things", axum::routing::any(create).layer(idempotent.refuse_unhandled_keys()));
+        axum::Router::new().route("/things", axum::routing::any(create).layer(idempotent.refuse_unhandled_keys(true)));
     let mut put = Ask::new(Method::PUT, "/things").owner("alice").key("k").into_request();
     put.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("text/html"));
     let sent = reply(&any, Ask::from(put)).await;

@@ -23,7 +23,7 @@ where
     H: axum::handler::Handler<T, ()>,
     T: 'static,
 {
-    app_with(layer(engine(pool).concurrency(axum_idempotency::Concurrency::Reject)), handler)
+    app_with(layer(engine(pool).concurrency(axum_idempotency::Concurrency::NoWait)), handler)
 }
 
 /// Likewise where nothing keeps the handler from committing by itself: on a shared pool, and on an engine that does not know
@@ -35,7 +35,7 @@ where
 {
     database.without_guard().await;
     let idempotency = Idempotency::sharing(&database.pool_of(1).await);
-    app_with(layer(idempotency.concurrency(axum_idempotency::Concurrency::Reject)), handler)
+    app_with(layer(idempotency.concurrency(axum_idempotency::Concurrency::NoWait)), handler)
 }
 
 /// The first call goes wrong, the second does not: what must be left of the first is nothing.
@@ -302,7 +302,7 @@ async fn an_inner_service_that_fails_is_rolled_back_and_its_error_passed_on() {
 async fn r42_an_answer_over_the_limit_is_rolled_back() {
     let database = Database::fresh().await;
     let runs = Runs::default();
-    let impatient = engine(&database.pool().await).concurrency(axum_idempotency::Concurrency::Reject);
+    let impatient = engine(&database.pool().await).concurrency(axum_idempotency::Concurrency::NoWait);
     let small = layer(impatient).max_response_bytes(1_000);
     let app = app_with(small, move |mut tx: Tx| async move {
         effect(&mut tx).await;

@@ -139,7 +139,7 @@ async fn f68_what_operators_call_has_an_end_as_well() {
         let (_database, idempotency, silence) = silent().await;
         let run = async || match what {
             "prune" => idempotency.prune(10).await.map(drop),
-            "forget" => idempotency.forget(&scope).await.map(drop),
+            "forget" => idempotency.erase_scope(&scope).await.map(drop),
             "lookup" => idempotency.lookup(&scope, &operation, &key).await.map(drop),
             _ => idempotency.stats().await.map(drop),
         };

@@ -11,7 +11,7 @@ use std::{
 use axum::http::StatusCode;
 use axum_idempotency::{
     Claim, Duplicate, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest, Operation, Rejected, Retention,
-    Scope, StoredResponse, TimeBearing, migrate, migrate_partitioned,
+    Scope, StoredResponse, TimestampedKeys, migrate, migrate_partitioned,
 };
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, postgres::PgConnectOptions};
 
@@ -112,7 +112,7 @@ fn statements_that_must_agree_have_not_drifted() {
     for (name, timed) in statements.iter().filter(|(name, _)| name.starts_with("timed_keys/")) {
         let plain = &statements[&name.replace("timed_keys/", "keys/")];
         // In the partitioned table a place says nothing without its partition.
-        if !name.ends_with("/fade") {
+        if !name.ends_with("/drop_responses") {
             assert_eq!(words(&as_for_keys(&timed.text)), words(&as_for_keys(&plain.text)), "{name}");
             compared.insert(name);
         }
@@ -303,9 +303,9 @@ async fn everything(options: PgConnectOptions) {
     ));
     plain.complete_using(&mut transaction, &request("e"), &own).await.unwrap();
     transaction.commit().await.unwrap();
-    let keys = TimeBearing::uuid_v7(Duration::from_secs(3_600)).unwrap();
+    let keys = TimestampedKeys::uuid_v7(Duration::from_secs(3_600)).unwrap();
     for (operation, keys) in [("timed", keys), ("partitioned", keys.partitioned().unwrap())] {
-        let timed = engine(&pool).time_bearing(keys);
+        let timed = engine(&pool).timestamped_keys(keys);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
         let key = format!("{:08x}-{:04x}-7000-8000-000000000000", now >> 16, now & 0xffff);
         let request = || timed_request(operation, &key);
@@ -317,7 +317,7 @@ async fn everything(options: PgConnectOptions) {
     assert!(plain.lookup(&scope, &operation, &IdempotencyKey::new("a").unwrap()).await.unwrap().is_some());
     assert!(plain.stats().await.unwrap().operations[0].live >= 5);
     plain.prune(10).await.unwrap();
-    assert!(plain.forget(&scope).await.unwrap().keys >= 5);
+    assert!(plain.erase_scope(&scope).await.unwrap().keys >= 5);
     migrate(&pool).await.unwrap();
 }
 

@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use axum_idempotency::{
     Claim, ClaimUsing, Concurrency, Duplicate, ErrorKind, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest,
-    Operation, Pruned, Ran, RejectionKind, Retention, Scope, StoredResponse, TimeBearing, Untimely,
+    KeyTimeError, Operation, Pruned, Ran, RejectionKind, Retention, Scope, StoredResponse, TimestampedKeys,
     migrate_partitioned,
 };
 use sqlx::Connection as _;
@@ -41,13 +41,13 @@ enum Way {
 const WAYS: [Way; 5] = [Way::Uuid, Way::UuidPartitioned, Way::Ulid, Way::UlidPartitioned, Way::FirstSent];
 
 impl Way {
-    fn keys(self, window: i64) -> TimeBearing {
+    fn keys(self, window: i64) -> TimestampedKeys {
         match self {
-            Self::Uuid => TimeBearing::uuid_v7(millis(window)).unwrap(),
-            Self::UuidPartitioned => TimeBearing::uuid_v7(millis(window)).unwrap().partitioned().unwrap(),
-            Self::Ulid => TimeBearing::ulid(millis(window)).unwrap(),
-            Self::UlidPartitioned => TimeBearing::ulid(millis(window)).unwrap().partitioned().unwrap(),
-            Self::FirstSent => TimeBearing::first_sent(millis(window)).unwrap(),
+            Self::Uuid => TimestampedKeys::uuid_v7(millis(window)).unwrap(),
+            Self::UuidPartitioned => TimestampedKeys::uuid_v7(millis(window)).unwrap().partitioned().unwrap(),
+            Self::Ulid => TimestampedKeys::ulid(millis(window)).unwrap(),
+            Self::UlidPartitioned => TimestampedKeys::ulid(millis(window)).unwrap().partitioned().unwrap(),
+            Self::FirstSent => TimestampedKeys::first_sent(millis(window)).unwrap(),
         }
     }
 
@@ -75,7 +75,7 @@ enum Came {
     Executed,
     Replayed,
     NotRetained,
-    Untimely(Untimely),
+    KeyTime(KeyTimeError),
 }
 
 impl World {
@@ -89,7 +89,7 @@ impl World {
     /// Another process.
     async fn process(&self, window: i64) -> Idempotency {
         let pool = Database::pool_with(self.clock.options(), 3).await;
-        engine(&pool).time_bearing(self.way.keys(window))
+        engine(&pool).timestamped_keys(self.way.keys(window))
     }
 
     async fn ask(&self, process: &Idempotency, born: i64, n: u32) -> Came {
@@ -100,7 +100,7 @@ impl World {
             }
             Claim::Duplicate(Duplicate::Replay(_)) => Came::Replayed,
             Claim::Duplicate(Duplicate::NotRetained(_)) => Came::NotRetained,
-            Claim::Duplicate(Duplicate::Untimely(untimely)) => Came::Untimely(untimely),
+            Claim::Duplicate(Duplicate::KeyTime(error)) => Came::KeyTime(error),
             other => panic!("{other:?}"),
         }
     }
@@ -118,9 +118,9 @@ async fn t2_t3_t10_the_edges_of_the_window_and_of_the_future() {
         // What stands beside the key counts in seconds.
         let step = if way == Way::FirstSent { 1_000 } else { 1 };
         assert_eq!(world.ask(&process, now - HOUR, 1).await, Came::Executed, "{way:?}");
-        assert_eq!(world.ask(&process, now - HOUR - step, 2).await, Came::Untimely(Untimely::Expired), "{way:?}");
+        assert_eq!(world.ask(&process, now - HOUR - step, 2).await, Came::KeyTime(KeyTimeError::Expired), "{way:?}");
         assert_eq!(world.ask(&process, now + MINUTE, 3).await, Came::Executed, "{way:?}");
-        assert_eq!(world.ask(&process, now + MINUTE + step, 4).await, Came::Untimely(Untimely::FromFuture), "{way:?}");
+        assert_eq!(world.ask(&process, now + MINUTE + step, 4).await, Came::KeyTime(KeyTimeError::InFuture), "{way:?}");
     }
 }
 
@@ -131,16 +131,16 @@ async fn t2_t4_skew_and_margin_are_settings() {
             let mut world = World::new(way).await;
             let keys = way.keys(HOUR).future_skew(millis(skew)).margin(millis(margin));
             let pool = Database::pool_with(world.clock.options(), 3).await;
-            let process = engine(&pool).time_bearing(keys);
+            let process = engine(&pool).timestamped_keys(keys);
             assert_eq!(world.ask(&process, START + skew, 1).await, Came::Executed, "{way:?} {skew}");
-            assert_eq!(world.ask(&process, START + skew + 1, 2).await, Came::Untimely(Untimely::FromFuture));
+            assert_eq!(world.ask(&process, START + skew + 1, 2).await, Came::KeyTime(KeyTimeError::InFuture));
             let end = START + skew + HOUR + margin;
             world.clock.set(end - 1).await;
             process.prune(10).await.unwrap();
             assert_eq!(world.ask(&process, START + skew, 1).await, Came::Replayed, "{way:?} {margin}");
             world.clock.set(end + 1).await;
             process.prune(10).await.unwrap();
-            assert_eq!(world.ask(&process, START + skew, 1).await, Came::Untimely(Untimely::Expired));
+            assert_eq!(world.ask(&process, START + skew, 1).await, Came::KeyTime(KeyTimeError::Expired));
         }
     }
 }
@@ -194,9 +194,9 @@ async fn t3_t10_a_key_that_is_remembered_is_replayed_and_one_that_is_not_is_refu
         process.prune(100).await.unwrap();
         assert_eq!(world.ask(&process, START, 1).await, Came::Replayed, "{way:?} pruning spares it for the margin");
         world.clock.set(START + HOUR + MINUTE).await;
-        assert_eq!(world.ask(&process, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?} forgotten");
+        assert_eq!(world.ask(&process, START, 1).await, Came::KeyTime(KeyTimeError::Expired), "{way:?} forgotten");
         process.prune(100).await.unwrap();
-        assert_eq!(world.ask(&process, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?} and pruned");
+        assert_eq!(world.ask(&process, START, 1).await, Came::KeyTime(KeyTimeError::Expired), "{way:?} and pruned");
     }
 }
 
@@ -213,7 +213,7 @@ async fn t3_a_claim_that_waited_until_its_key_was_too_old_does_not_execute() {
         world.clock.set(START + 2 * HOUR).await;
         held.release().await.unwrap();
         let came = waiting.await.unwrap().unwrap();
-        assert!(matches!(came, Claim::Duplicate(Duplicate::Untimely(Untimely::Expired))), "{way:?} {came:?}");
+        assert!(matches!(came, Claim::Duplicate(Duplicate::KeyTime(KeyTimeError::Expired))), "{way:?} {came:?}");
         let left: i64 = sqlx::query_scalar(
             "select (select count(*) from idempotency.keys) + (select count(*) from idempotency.timed_keys)",
         )
@@ -236,7 +236,7 @@ async fn t3_the_clock_that_counts_runs_on_within_a_transaction() {
         sqlx::query("select now()").execute(&mut *transaction).await.unwrap();
         world.clock.set(START + 2 * HOUR).await;
         let old = process.claim_using(&mut transaction, &way.request(START, 1)).await.unwrap();
-        assert!(matches!(old, ClaimUsing::Duplicate(Duplicate::Untimely(Untimely::Expired))), "{way:?} {old:?}");
+        assert!(matches!(old, ClaimUsing::Duplicate(Duplicate::KeyTime(KeyTimeError::Expired))), "{way:?} {old:?}");
         let young = way.request(START + 2 * HOUR, 1);
         let fresh = process.claim_using(&mut transaction, &young).await.unwrap();
         assert!(matches!(fresh, ClaimUsing::Fresh), "{way:?} {fresh:?}");
@@ -345,7 +345,7 @@ async fn t5_after_a_window_was_made_longer_what_may_be_forgotten_is_refused_for_
         world.clock.set(START + HOUR + MINUTE).await;
         short.prune(100).await.unwrap();
         let long = world.process(4 * HOUR).await;
-        assert_eq!(world.ask(&long, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?} forgotten before");
+        assert_eq!(world.ask(&long, START, 1).await, Came::KeyTime(KeyTimeError::Expired), "{way:?} forgotten before");
         // Within the shorter window, a key of before the change is as good as one of after it.
         assert_eq!(world.ask(&long, START + 30 * MINUTE, 2).await, Came::Executed, "{way:?}");
         let after = START + HOUR + 4 * MINUTE;
@@ -356,9 +356,9 @@ async fn t5_after_a_window_was_made_longer_what_may_be_forgotten_is_refused_for_
         long.prune(100).await.unwrap();
         assert_eq!(world.ask(&long, after, 3).await, Came::Replayed, "{way:?}");
         assert_eq!(world.ask(&long, after, 4).await, Came::Executed, "{way:?} a key as old as the longer window");
-        assert_eq!(world.ask(&long, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?}");
+        assert_eq!(world.ask(&long, START, 1).await, Came::KeyTime(KeyTimeError::Expired), "{way:?}");
         // Those who still have the shorter one go on by it, and keep keys for the longer one.
-        assert_eq!(world.ask(&short, after, 5).await, Came::Untimely(Untimely::Expired), "{way:?}");
+        assert_eq!(world.ask(&short, after, 5).await, Came::KeyTime(KeyTimeError::Expired), "{way:?}");
         let born = after + 4 * HOUR;
         assert_eq!(world.ask(&short, born, 6).await, Came::Executed, "{way:?}");
         world.clock.set(born + 4 * HOUR).await;
@@ -382,7 +382,7 @@ async fn t5_a_key_from_the_future_of_before_the_change_is_judged_by_the_shorter_
             .execute(&mut world.database.connection().await)
             .await
             .unwrap();
-        assert_eq!(world.ask(&long, born, 1).await, Came::Untimely(Untimely::Expired), "{way:?}");
+        assert_eq!(world.ask(&long, born, 1).await, Came::KeyTime(KeyTimeError::Expired), "{way:?}");
     }
 }
 
@@ -398,7 +398,7 @@ async fn t5_a_second_change_does_not_forget_the_first() {
         for (n, window) in [(2, 2 * HOUR), (3, 4 * HOUR)] {
             let process = world.process(window).await;
             assert_eq!(world.ask(&process, now, n).await, Came::Executed);
-            assert_eq!(world.ask(&process, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?} {window}");
+            assert_eq!(world.ask(&process, START, 1).await, Came::KeyTime(KeyTimeError::Expired), "{way:?} {window}");
         }
     }
 }
@@ -416,7 +416,7 @@ async fn t5_a_change_that_was_cut_off_is_ended_by_the_next_claim() {
             .await
             .unwrap();
         assert_eq!(world.ask(&process, START - 30_000, 2).await, Came::Executed, "{way:?}");
-        assert_eq!(world.ask(&process, START - 120_000, 3).await, Came::Untimely(Untimely::Expired), "{way:?}");
+        assert_eq!(world.ask(&process, START - 120_000, 3).await, Came::KeyTime(KeyTimeError::Expired), "{way:?}");
         let ended: bool = sqlx::query_scalar("select guard_since < 'infinity' from idempotency.windows")
             .fetch_one(&mut connection)
             .await
@@ -432,12 +432,16 @@ async fn t5_an_operation_that_was_used_without_times_refuses_the_keys_of_before(
         let plain = engine(&Database::pool_with(world.clock.options(), 3).await);
         assert_eq!(world.ask(&plain, START, 1).await, Came::Executed);
         let keys = world.process(48 * HOUR).await;
-        let remembered = if way == Way::Uuid { Came::Replayed } else { Came::Untimely(Untimely::Expired) };
+        let remembered = if way == Way::Uuid { Came::Replayed } else { Came::KeyTime(KeyTimeError::Expired) };
         assert_eq!(world.ask(&keys, START, 1).await, remembered, "{way:?}");
-        assert_eq!(world.ask(&keys, START - MINUTE, 2).await, Came::Untimely(Untimely::Expired), "{way:?}");
+        assert_eq!(world.ask(&keys, START - MINUTE, 2).await, Came::KeyTime(KeyTimeError::Expired), "{way:?}");
         world.clock.set(START + 25 * HOUR).await;
         keys.prune(100).await.unwrap();
-        assert_eq!(world.ask(&keys, START, 1).await, Came::Untimely(Untimely::Expired), "{way:?} forgotten, for good");
+        assert_eq!(
+            world.ask(&keys, START, 1).await,
+            Came::KeyTime(KeyTimeError::Expired),
+            "{way:?} forgotten, for good"
+        );
         assert_eq!(world.ask(&keys, START + HOUR, 3).await, Came::Executed, "{way:?} a key of after the change");
     }
 }
@@ -449,7 +453,7 @@ async fn t5_an_operation_that_is_new_takes_the_keys_that_are_on_their_way() {
         let process = world.process(48 * HOUR).await;
         assert_eq!(world.ask(&process, START - HOUR, 1).await, Came::Executed, "{way:?}");
         // What was executed a day ago would have been forgotten by now.
-        assert_eq!(world.ask(&process, START - 25 * HOUR, 2).await, Came::Untimely(Untimely::Expired), "{way:?}");
+        assert_eq!(world.ask(&process, START - 25 * HOUR, 2).await, Came::KeyTime(KeyTimeError::Expired), "{way:?}");
     }
 }
 
@@ -472,7 +476,7 @@ async fn t5_a_change_of_tables_refuses_the_keys_of_before_in_either_direction() 
             }
             world.way = ways[1];
             let after = world.process(48 * HOUR).await;
-            assert_eq!(world.ask(&after, START, 1).await, Came::Untimely(Untimely::Expired), "{ways:?} {forgotten}");
+            assert_eq!(world.ask(&after, START, 1).await, Came::KeyTime(KeyTimeError::Expired), "{ways:?} {forgotten}");
             now += 2 * MINUTE + 1;
             world.clock.set(now).await;
             assert_eq!(world.ask(&after, now, 2).await, Came::Executed, "{ways:?} {forgotten}");
@@ -490,7 +494,7 @@ async fn t5_an_old_snapshot_does_not_keep_a_key_for_the_shorter_window() {
         migrate_partitioned(&pool).await.unwrap();
         let process = |window| {
             let keys = way.keys(window).future_skew(Duration::ZERO);
-            engine(&pool).time_bearing(keys)
+            engine(&pool).timestamped_keys(keys)
         };
         let now = || i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
         let (short, long) = (process(HOUR), process(100 * HOUR));
@@ -518,7 +522,7 @@ async fn t5_everything_is_prepared_under_repeatable_read_too() {
         let mut processes = Vec::new();
         for _ in 0..4 {
             let pool = Database::pool_with(options.clone(), 4).await;
-            processes.push(engine(&pool).time_bearing(way.keys(HOUR)));
+            processes.push(engine(&pool).timestamped_keys(way.keys(HOUR)));
         }
         let claims = crate::support::all((0_u32..).zip(processes).map(|(n, process)| async move {
             process.claim(way.request(START, n)).await.map(|claim| matches!(claim, Claim::Fresh(_)))
@@ -566,10 +570,10 @@ async fn t6_t7_a_key_with_another_time_is_not_the_same_intent() {
     let at = |born| request("k").with_first_sent(moment(born));
     let Claim::Fresh(attempt) = process.claim(at(START)).await.unwrap() else { panic!("not fresh") };
     let other = process.claim(at(START - 1_000)).await.unwrap();
-    assert!(matches!(other, Claim::Duplicate(Duplicate::Untimely(Untimely::OtherTime))), "while it runs: {other:?}");
+    assert!(matches!(other, Claim::Duplicate(Duplicate::KeyTime(KeyTimeError::Mismatch))), "while it runs: {other:?}");
     attempt.complete(&StoredResponse::new(http::StatusCode::OK, "")).await.unwrap();
     let other = process.claim(at(START - 1_000)).await.unwrap();
-    assert!(matches!(other, Claim::Duplicate(Duplicate::Untimely(Untimely::OtherTime))), "afterwards: {other:?}");
+    assert!(matches!(other, Claim::Duplicate(Duplicate::KeyTime(KeyTimeError::Mismatch))), "afterwards: {other:?}");
     assert!(
         matches!(process.claim(at(START + 999)).await.unwrap(), Claim::Duplicate(Duplicate::Replay(_))),
         "by the second"
@@ -581,8 +585,8 @@ async fn a_consumer_is_told_by_the_kind_of_the_error() {
     let world = World::new(Way::Uuid).await;
     let process = world.process(HOUR).await;
     let run = async |request| process.run(request, async |_| Ok::<_, axum_idempotency::Error>(1)).await;
-    assert_eq!(run(request(&uuid(START, 1))).await.unwrap(), Ran::Now(1));
-    assert_eq!(run(request(&uuid(START, 1))).await.unwrap(), Ran::Before(1));
+    assert_eq!(run(request(&uuid(START, 1))).await.unwrap(), Ran::Executed(1));
+    assert_eq!(run(request(&uuid(START, 1))).await.unwrap(), Ran::Replayed(1));
     assert_eq!(run(request(&uuid(START - 2 * HOUR, 2))).await.unwrap_err().kind(), ErrorKind::KeyExpired);
     assert_eq!(run(request(&uuid(START + HOUR, 3))).await.unwrap_err().kind(), ErrorKind::KeyFromFuture);
     assert_eq!(run(request("message-1")).await.unwrap_err().kind(), ErrorKind::KeyWithoutTime);
@@ -594,7 +598,7 @@ async fn in_either_table_the_layer_keeps_its_contract() {
     for way in [Way::Uuid, Way::UuidPartitioned] {
         let world = World::new(way).await;
         let pool = Database::pool_with(world.clock.options(), 4).await;
-        let idempotent = layer(engine(&pool)).time_bearing(way.keys(HOUR));
+        let idempotent = layer(engine(&pool)).timestamped_keys(way.keys(HOUR));
         let ask = |n: u32, body: &'static str| post("/things").key(&uuid(START, n)).body(body);
 
         let app = app_with(idempotent.clone(), create);
@@ -623,7 +627,7 @@ async fn in_either_table_the_layer_keeps_its_contract() {
         let running = tokio::spawn(async move { reply(&slow, ask(4, "")).await });
         gate.entered().await;
         let elsewhere = layer(engine(&Database::pool_with(world.clock.options(), 4).await));
-        let elsewhere = app_with(elsewhere.time_bearing(way.keys(HOUR)), create);
+        let elsewhere = app_with(elsewhere.timestamped_keys(way.keys(HOUR)), create);
         let waiting = tokio::spawn(async move { reply(&elsewhere, ask(4, "")).await });
         world.database.until_waiting(1).await;
         gate.open();
@@ -636,7 +640,7 @@ async fn in_either_table_the_layer_keeps_its_contract() {
 async fn t1_t2_t3_t11_what_clients_are_told() {
     let world = World::new(Way::Uuid).await;
     let pool = Database::pool_with(world.clock.options(), 4).await;
-    let idempotent = layer(engine(&pool)).time_bearing(Way::Uuid.keys(HOUR));
+    let idempotent = layer(engine(&pool)).timestamped_keys(Way::Uuid.keys(HOUR));
     let app = app_with(idempotent.clone(), create);
     reply(&app, post("/things").key("order-1")).await.assert_refused(RejectionKind::InvalidKey);
     reply(&app, post("/things").key("8e03978e-40d5-43e8-bc93-6894a57f9324"))
@@ -659,8 +663,8 @@ async fn t1_t2_t3_t11_what_clients_are_told() {
 async fn t6_repeatable_requests_over_http() {
     let world = World::new(Way::FirstSent).await;
     let pool = Database::pool_with(world.clock.options(), 4).await;
-    let idempotent = layer(engine(&pool)).time_bearing(Way::FirstSent.keys(HOUR));
-    let app = app_with(idempotent.repeatability_result(), create);
+    let idempotent = layer(engine(&pool)).timestamped_keys(Way::FirstSent.keys(HOUR));
+    let app = app_with(idempotent.repeatability_result(true), create);
     let sent = httpdate(START);
     let ask = |id: &str, sent: &str| {
         post("/things").header("repeatability-request-id", id).header("repeatability-first-sent", sent)
@@ -700,9 +704,9 @@ async fn the_answer_can_be_dropped_before_the_key() {
         assert_eq!(world.ask(&process, START, 1).await, Came::Replayed, "{way:?}");
         world.clock.set(START + 10 * MINUTE).await;
         assert_eq!(world.ask(&process, START, 1).await, Came::NotRetained, "{way:?}");
-        assert_eq!(process.prune(10).await.unwrap().faded, 1, "{way:?}");
+        assert_eq!(process.prune(10).await.unwrap().responses_dropped, 1, "{way:?}");
         assert_eq!(world.ask(&process, START, 1).await, Came::NotRetained, "{way:?}");
-        assert_eq!(process.forget(&Scope::new("alice")).await.unwrap().keys, 1, "{way:?}");
+        assert_eq!(process.erase_scope(&Scope::new("alice")).await.unwrap().keys, 1, "{way:?}");
         assert_eq!(world.ask(&process, START, 1).await, Came::Executed, "{way:?} the owner starts anew");
     }
 }
@@ -878,7 +882,7 @@ async fn pruners_of_several_processes_do_not_get_in_each_others_way() {
 async fn without_the_partitioned_table_a_claim_fails_with_an_error_that_says_so() {
     let database = Database::fresh().await;
     let keys = Way::UuidPartitioned.keys(HOUR);
-    let process = engine(&database.pool().await).time_bearing(keys);
+    let process = engine(&database.pool().await).timestamped_keys(keys);
     let error = process.claim(request(&uuid(START, 1))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotMigrated);
     assert!(error.to_string().contains("migrate_partitioned"), "{error}");
@@ -892,7 +896,7 @@ async fn the_partitioned_tables_migration_can_be_undone_and_done_again() {
     migrate_partitioned(&pool).await.unwrap();
     axum_idempotency::PARTITIONED_MIGRATOR.undo(&pool, 0).await.unwrap();
     migrate_partitioned(&pool).await.unwrap();
-    let process = engine(&pool).time_bearing(Way::UlidPartitioned.keys(HOUR));
+    let process = engine(&pool).timestamped_keys(Way::UlidPartitioned.keys(HOUR));
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let claim = process.claim(Way::UlidPartitioned.request(now, 1)).await.unwrap();
     assert!(matches!(claim, Claim::Fresh(_)));
@@ -918,23 +922,23 @@ async fn r60_what_a_waiting_duplicate_would_outlive_is_kept_for_longer_and_said_
         .unwrap()
     };
     let (log, _logging) = crate::support::log();
-    let raised = layer(patient(seconds(5)).retention(short)).time_limit(seconds(1));
+    let raised = layer(patient(seconds(5)).retention(short)).handler_timeout(seconds(1));
     assert_eq!(kept(raised.clone(), "a").await, 6_001);
-    assert_eq!(kept(raised.clone().time_limit(None), "b").await, 5_001);
+    assert_eq!(kept(raised.clone().handler_timeout(None), "b").await, 5_001);
     assert_eq!(log.matches("keys are kept for longer"), 2, "once for each of them");
     assert_eq!(kept(raised, "c").await, 6_001);
     assert_eq!(log.matches("keys are kept for longer"), 2);
     // The order of settings makes no difference.
-    let other = layer(engine(&pool).retention(short)).time_limit(seconds(1));
+    let other = layer(engine(&pool).retention(short)).handler_timeout(seconds(1));
     assert_eq!(kept(other.concurrency(Concurrency::Wait { timeout: seconds(5) }), "d").await, 6_001);
     // What is long enough counts as it is, and is said nothing about.
     let said = log.matches("keys are kept for longer");
     let long = Retention::new(seconds(7)).unwrap();
-    assert_eq!(kept(layer(patient(seconds(5))).time_limit(seconds(1)).retention(long), "e").await, 7_000);
+    assert_eq!(kept(layer(patient(seconds(5))).handler_timeout(seconds(1)).retention(long), "e").await, 7_000);
     assert_eq!(log.matches("keys are kept for longer"), said);
     // Another operation: one that was used without times refuses keys of before.
-    let minute = layer(patient(seconds(5)).time_bearing(TimeBearing::ulid(seconds(5)).unwrap()))
-        .time_limit(seconds(1))
+    let minute = layer(patient(seconds(5)).timestamped_keys(TimestampedKeys::ulid(seconds(5)).unwrap()))
+        .handler_timeout(seconds(1))
         .operation("timed");
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap();
     let key = Way::Ulid.request(now, 1).key().as_str().to_owned();

@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 use axum::http::StatusCode;
 use axum_idempotency::{
     Attempt, Claim, ClaimUsing, Concurrency, Duplicate, Fingerprint, Idempotency, IdempotencyKey, IdempotentRequest,
-    Operation, Retention, Scope, StoredResponse, TimeBearing, Untimely,
+    KeyTimeError, Operation, Retention, Scope, StoredResponse, TimestampedKeys,
 };
 use proptest::prelude::*;
 use sqlx::{Connection as _, PgConnection};
@@ -21,7 +21,7 @@ enum Verdict {
     Replayed(usize),
     NotRetained,
     KeyReused,
-    Untimely(Untimely),
+    KeyTime(KeyTimeError),
     InProgress,
 }
 
@@ -73,8 +73,8 @@ impl Keys {
             Self::Plain => engine.retention(Retention::new(minutes(3)).unwrap()),
             Self::Fading => engine.retention(Retention::new(minutes(1)).unwrap().refuse_for(minutes(3)).unwrap()),
             Self::FirstSent => {
-                let keys = TimeBearing::first_sent(minutes(2)).unwrap();
-                engine.time_bearing(keys.margin(minutes(1)).future_skew(minutes(1)))
+                let keys = TimestampedKeys::first_sent(minutes(2)).unwrap();
+                engine.timestamped_keys(keys.margin(minutes(1)).future_skew(minutes(1)))
             }
         }
     }
@@ -106,7 +106,7 @@ impl Model {
         let sent = now + i64::from(asked.sent) * MINUTE;
         if let Some(row) = self.0.get(&asked.key).filter(|row| now < row.expires) {
             return match row {
-                row if keys == Keys::FirstSent && row.sent != sent => Verdict::Untimely(Untimely::OtherTime),
+                row if keys == Keys::FirstSent && row.sent != sent => Verdict::KeyTime(KeyTimeError::Mismatch),
                 row if row.asked.scheme == asked.scheme && row.asked.payload != asked.payload => Verdict::KeyReused,
                 row if row.fades <= now => Verdict::NotRetained,
                 row => Verdict::Replayed(row.step),
@@ -115,8 +115,8 @@ impl Model {
         let (fades, expires) = match keys {
             Keys::Plain => (i64::MAX, now + 3 * MINUTE),
             Keys::Fading => (now + MINUTE, now + 3 * MINUTE),
-            Keys::FirstSent if sent > now + MINUTE => return Verdict::Untimely(Untimely::FromFuture),
-            Keys::FirstSent if sent < now - 2 * MINUTE => return Verdict::Untimely(Untimely::Expired),
+            Keys::FirstSent if sent > now + MINUTE => return Verdict::KeyTime(KeyTimeError::InFuture),
+            Keys::FirstSent if sent < now - 2 * MINUTE => return Verdict::KeyTime(KeyTimeError::Expired),
             Keys::FirstSent => (i64::MAX, sent + 3 * MINUTE),
         };
         self.0.insert(asked.key, Row { step, asked, sent, fades, expires });
@@ -138,7 +138,7 @@ fn verdict_on(duplicate: Duplicate) -> Verdict {
         Duplicate::NotRetained(_) => Verdict::NotRetained,
         Duplicate::InProgress => Verdict::InProgress,
         Duplicate::KeyReused => Verdict::KeyReused,
-        Duplicate::Untimely(untimely) => Verdict::Untimely(untimely),
+        Duplicate::KeyTime(error) => Verdict::KeyTime(error),
         other => panic!("{other:?}"),
     }
 }
@@ -214,7 +214,7 @@ fn history() -> impl Strategy<Value = (Keys, Vec<Step>)> {
 fn f75_whether_somebody_prunes_or_not_each_way_to_ask_says_what_the_documents_say() {
     check(48, history(), async |clock, (keys, steps)| {
         let pool = Database::pool_with(clock.options(), 4).await;
-        let seen = keys.set(engine(&pool).concurrency(Concurrency::Reject));
+        let seen = keys.set(engine(&pool).concurrency(Concurrency::NoWait));
         let waiting = keys.set(engine(&pool));
         let mut now = START;
         clock.set(now).await;
@@ -278,7 +278,7 @@ fn f81_table_memory_what_is_in_flight_and_the_callers_transaction_say_the_same()
         let keys = if first_sent { Keys::FirstSent } else { Keys::Plain };
         let pool = Database::pool_with(clock.options(), 4).await;
         clock.set(START).await;
-        let remembering = keys.set(engine(&pool).answers_in_memory(1_000_000, minutes(1)));
+        let remembering = keys.set(engine(&pool).response_cache(1_000_000, minutes(1)));
         let patient = keys.set(engine(&pool));
         let mut model = Model::default();
         for (step, asked) in history.iter().copied().enumerate() {

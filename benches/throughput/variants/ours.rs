@@ -20,7 +20,7 @@ pub(super) fn router(stage: Stage) -> Router {
 
 /// Likewise, with 64 MiB of answers in memory.
 pub(super) fn remembering(stage: Stage) -> Router {
-    routed(Idempotency::new(&stage.pool).answers_in_memory(64 << 20, Duration::from_secs(3_600)), stage)
+    routed(Idempotency::new(&stage.pool).response_cache(64 << 20, Duration::from_secs(3_600)), stage)
 }
 
 fn routed(idempotency: Idempotency, stage: Stage) -> Router {

@@ -45,7 +45,7 @@ select claim.created_at is not null as ours, claim.place,
        coalesce(claim.created_at, present.created_at) as first_used,
        case when claim.created_at is null then present.expires_at else claim.expires_at end as expires,
        case when claim.created_at is null then present.replay_until else claim.replay_until end as replay_until,
-       coalesce(present.replay_until operator(pg_catalog.<=) pg_catalog.statement_timestamp(), false) as faded,
+       coalesce(present.replay_until operator(pg_catalog.<=) pg_catalog.statement_timestamp(), false) as replay_ended,
        case when claim.created_at is null
                  and present.expires_at operator(pg_catalog.<=) pg_catalog.statement_timestamp()
          then pg_catalog.pg_try_advisory_xact_lock($11) end as free

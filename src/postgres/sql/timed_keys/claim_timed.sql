@@ -107,7 +107,7 @@ select claim.created_at is not null as ours, claim.place,
        coalesce(live.created_at, claim.created_at) as first_used,
        coalesce(live.expires_at, claim.expires_at) as expires,
        coalesce(live.replay_until, claim.replay_until) as replay_until,
-       coalesce(live.replay_until operator(pg_catalog.<=) pg_catalog.statement_timestamp(), false) as faded,
+       coalesce(live.replay_until operator(pg_catalog.<=) pg_catalog.statement_timestamp(), false) as replay_ended,
        case when claim.created_at is null and live.created_at is null then gate.free end as free
   from (select 1) always
   left join claim on true

@@ -17,16 +17,16 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use axum_idempotency::TimeBearing;
+/// use axum_idempotency::TimestampedKeys;
 ///
 /// const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 ///
-/// let keys = TimeBearing::uuid_v7(7 * DAY)?;
+/// let keys = TimestampedKeys::uuid_v7(7 * DAY)?;
 /// assert_eq!(keys.advertised(), "P7D");
 /// # Ok::<_, axum_idempotency::InvalidRetention>(())
 /// ```
 ///
-/// Give it to [`Idempotency::time_bearing`](crate::Idempotency::time_bearing) or a layer. The database's clock decides.
+/// Give it to [`Idempotency::timestamped_keys`](crate::Idempotency::timestamped_keys) or a layer. The database's clock decides.
 /// The key is kept for the window and the [margin](Self::margin), and so is the answer, unless the
 /// [`Retention`](crate::Retention) says how long answers are replayed, by
 /// [`refuse_for`](crate::Retention::refuse_for) or [`refuse_forever`](crate::Retention::refuse_forever); how long it
@@ -54,7 +54,7 @@ use crate::{
 /// times forgets as it did before. When an operation goes back to keys without times, delete its row of
 /// `idempotency.windows`, so that a later change is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimeBearing {
+pub struct TimestampedKeys {
     source: Source,
     window: Duration,
     skew: Duration,
@@ -72,17 +72,17 @@ enum Source {
 
 /// Why a request whose key bears a time is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Untimely {
+pub enum KeyTimeError {
     /// The key is older than the window, and nothing is known of it: it may have been executed and forgotten.
     Expired,
     /// The key was born later than now, by more than clocks differ.
-    FromFuture,
-    /// The key was used with another time. Only where that stands [beside](TimeBearing::first_sent) the key;
+    InFuture,
+    /// The key was used with another time. Only where that stands [beside](TimestampedKeys::first_sent) the key;
     /// [`run`](crate::Idempotency::run) gives [`KeyReused`](crate::ErrorKind::KeyReused).
-    OtherTime,
+    Mismatch,
 }
 
-impl TimeBearing {
+impl TimestampedKeys {
     /// Keys are UUIDs of version 7 (RFC 9562, section 5.7), in lower case, with hyphens. The layer takes upper case as
     /// well. Their time counts to the millisecond.
     ///
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn t1_a_uuid_has_to_be_of_version_7_and_variant_10() {
-        let keys = TimeBearing::uuid_v7(DAY).expect("a window");
+        let keys = TimestampedKeys::uuid_v7(DAY).expect("a window");
         // The example of RFC 9562, appendix A.6.
         let (spelled, born) = keys.spell("017F22E2-79B0-7CC3-98C4-DC0C0C07398F").expect("version 7");
         assert_eq!(spelled, "017f22e2-79b0-7cc3-98c4-dc0c0c07398f");
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn t1_a_ulid_has_26_characters_of_crockfords_and_no_overflow() {
-        let keys = TimeBearing::ulid(DAY).expect("a window");
+        let keys = TimestampedKeys::ulid(DAY).expect("a window");
         // The example of the ULID specification.
         let (spelled, born) = keys.spell("01arz3ndektsv4rrffq69g5fav").expect("a ULID");
         assert_eq!(spelled, "01ARZ3NDEKTSV4RRFFQ69G5FAV");
@@ -320,22 +320,22 @@ mod tests {
 
     #[test]
     fn two_spellings_are_never_two_keys() {
-        let keys = TimeBearing::uuid_v7(DAY).expect("a window");
+        let keys = TimestampedKeys::uuid_v7(DAY).expect("a window");
         assert!(keys.born(&request("017f22e2-79b0-7cc3-98c4-dc0c0c07398f")).is_some());
         assert!(keys.born(&request("017F22E2-79B0-7CC3-98C4-DC0C0C07398F")).is_none());
-        let keys = TimeBearing::ulid(DAY).expect("a window");
+        let keys = TimestampedKeys::ulid(DAY).expect("a window");
         assert!(keys.born(&request("01ARZ3NDEKTSV4RRFFQ69G5FAV")).is_some());
         assert!(keys.born(&request("01arz3ndektsv4rrffq69g5fav")).is_none());
     }
 
     #[test]
     fn t6_first_sent_counts_in_whole_seconds_and_cannot_be_partitioned() {
-        let keys = TimeBearing::first_sent(DAY).expect("a window");
+        let keys = TimestampedKeys::first_sent(DAY).expect("a window");
         assert_eq!(keys.born(&request("k")), None);
         let sent = UNIX_EPOCH + Duration::from_millis(12_999);
         assert_eq!(keys.born(&request("k").with_first_sent(sent)), Some(UNIX_EPOCH + Duration::from_secs(12)));
         assert_eq!(keys.partitioned(), Err(InvalidRetention::NotPartitionable));
-        assert!(TimeBearing::ulid(DAY).and_then(TimeBearing::partitioned).is_ok());
+        assert!(TimestampedKeys::ulid(DAY).and_then(TimestampedKeys::partitioned).is_ok());
     }
 
     #[test]
@@ -354,9 +354,9 @@ mod tests {
 
     #[test]
     fn f51_a_window_of_nothing_is_refused() {
-        assert_eq!(TimeBearing::uuid_v7(Duration::ZERO), Err(InvalidRetention::TooShort));
-        assert_eq!(TimeBearing::ulid(Duration::MAX), Err(InvalidRetention::TooLong));
-        let keys = TimeBearing::ulid(DAY).expect("a window").future_skew(Duration::MAX).margin(Duration::MAX);
+        assert_eq!(TimestampedKeys::uuid_v7(Duration::ZERO), Err(InvalidRetention::TooShort));
+        assert_eq!(TimestampedKeys::ulid(Duration::MAX), Err(InvalidRetention::TooLong));
+        let keys = TimestampedKeys::ulid(DAY).expect("a window").future_skew(Duration::MAX).margin(Duration::MAX);
         assert_eq!(keys.keep(), DAY + crate::Retention::MAX);
     }
 }
