@@ -250,7 +250,7 @@ pub(super) fn row<'a>(idempotency: &Idempotency, request: &'a IdempotentRequest)
     let timing = timing(idempotency, request)?;
     Ok(Row {
         request,
-        place: Timing::place(timing),
+        table: Timing::table(timing),
         timed: timing.is_some(),
         window: None,
         tid: None,

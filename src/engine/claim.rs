@@ -119,7 +119,7 @@ async fn look_first(
         lent => lent?,
     };
     lent.keep_back();
-    match claim::look(&mut lent, leader.request(), Timing::place(timing), sending).await {
+    match claim::look(&mut lent, leader.request(), Timing::table(timing), sending).await {
         Err(error) if error.connection() != Connection::Fit => {
             // The claim takes another one.
             lent.discard(error.connection());
@@ -153,9 +153,9 @@ pub(super) async fn contend(
     answer: Option<&StoredResponse>,
 ) -> Result<Contended, Error> {
     let terms = terms(idempotency, timing, answer);
-    let (mut place, mut lost) = (None, 0_u32);
+    let (mut permit, mut lost) = (None, 0_u32);
     for _ in 0..ROUNDS {
-        let wait = patience.wait(place.is_some());
+        let wait = patience.wait(permit.is_some());
         let asked =
             timeout_at(patience.limit(wait, terms), claim::claim(transaction.connection(), request, wait, terms));
         let asked = match wait {
@@ -186,11 +186,11 @@ pub(super) async fn contend(
             // Another process executes it.
             Ok(Claimed::Held | Claimed::TimedOut) => {
                 transaction.rollback().await?;
-                place = match place {
-                    None => unless(pin!(caller.gone()), patience.place(idempotency)).await.flatten(),
+                permit = match permit {
+                    None => unless(pin!(caller.gone()), patience.permit(idempotency)).await.flatten(),
                     Some(_) => None,
                 };
-                if place.is_none() {
+                if permit.is_none() {
                     return Ok(Contended::Lost(Duplicate::InProgress));
                 }
                 transaction = idempotency.begin(request).await?;

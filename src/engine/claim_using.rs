@@ -30,7 +30,7 @@ pub(super) async fn claim_using(
     }
     let timing = timing(idempotency, request)?;
     let patience = Patience::of(idempotency.0.concurrency);
-    let place = idempotency.0.places.try_acquire();
+    let permit = idempotency.0.waiting.try_acquire();
     let mut prepared = 0_u32;
     for _ in 0..ROUNDS {
         let sending = idempotency.0.connections.sending();
@@ -39,7 +39,7 @@ pub(super) async fn claim_using(
             return Err(Error::new(ErrorKind::TooManyClaims));
         }
         let mut savepoint = sending.ask(connection.begin()).await?;
-        let wait = match patience.wait(place.is_ok()) {
+        let wait = match patience.wait(permit.is_ok()) {
             Wait::Never => Wait::NextToNothing,
             wait => wait,
         };

@@ -10,7 +10,7 @@ use super::{Backlog, Claim, ClaimUsing, Concurrency, attempt, claim, claim_using
 use crate::{
     Erased, Error, Fingerprint, IdempotencyKey, IdempotentRequest, KeyStatus, Operation, Pruned, Retention, Scope,
     Stats, StoredResponse, TimestampedKeys,
-    postgres::{self, Connections, Place, begin::Begin, claim::Timing, record::Row, transaction::Transaction},
+    postgres::{self, Connections, Table, begin::Begin, claim::Timing, record::Row, transaction::Transaction},
 };
 
 /// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the connections.
@@ -53,7 +53,7 @@ pub(super) struct Settings {
     /// What the clones of this one are executing.
     pub(super) in_flight: InFlight,
     /// The right to wait inside PostgreSQL.
-    pub(super) places: Arc<Semaphore>,
+    pub(super) waiting: Arc<Semaphore>,
     pub(super) backlog: Backlog,
     /// The turn to note an operation's window, or to make partitions.
     pub(super) preparing: Arc<Mutex<()>>,
@@ -171,8 +171,8 @@ impl Idempotency {
         let key = spelled.as_ref().unwrap_or(key);
         let request = IdempotentRequest::new(scope.clone(), operation.clone(), key.clone(), Fingerprint::of([""]));
         // Where the time stands beside the key, it is not needed to find it.
-        let place = timing::timing(self, &request).map_or(Place::Keys, Timing::place);
-        postgres::lookup::lookup(&self.0.connections, scope, operation, key, place).await
+        let table = timing::timing(self, &request).map_or(Table::Keys, Timing::table);
+        postgres::lookup::lookup(&self.0.connections, scope, operation, key, table).await
     }
 
     /// What lies in the tables, for an operator's page and for alerts. It reads about 8 MiB of each table: on larger ones the

@@ -22,16 +22,16 @@ mod recent;
 // The work, and how it ends.
 mod attempt;
 mod backlog;
+#[cfg(feature = "axum")]
+mod keyless;
 mod run;
 mod uninterrupted;
-#[cfg(feature = "axum")]
-mod unkeyed;
 
 // Forgetting.
 mod pruner;
 
 #[cfg(feature = "axum")]
-pub(crate) use self::{attempt::Slow, unkeyed::Unkeyed};
+pub(crate) use self::{attempt::Slow, keyless::Keyless};
 pub use self::{
     attempt::{Attempt, Rejected},
     claim::{Claim, ClaimUsing},

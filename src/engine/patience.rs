@@ -50,17 +50,17 @@ impl Patience {
     }
 
     /// What a claim may do inside PostgreSQL, if it has a place there.
-    pub(super) fn wait(self, place: bool) -> Wait {
-        if self.waits && place { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
+    pub(super) fn wait(self, permit: bool) -> Wait {
+        if self.waits && permit { Wait::UpTo(self.end.saturating_duration_since(Instant::now())) } else { Wait::Never }
     }
 
     /// The right to wait inside PostgreSQL, which takes a connection, so that too many must not do so; `None` if there is
     /// none in time, or it does not wait at all.
-    pub(super) async fn place(self, idempotency: &Idempotency) -> Option<OwnedSemaphorePermit> {
+    pub(super) async fn permit(self, idempotency: &Idempotency) -> Option<OwnedSemaphorePermit> {
         if !self.waits {
             return None;
         }
-        timeout_at(self.end, idempotency.0.places.clone().acquire_owned()).await.ok()?.ok()
+        timeout_at(self.end, idempotency.0.waiting.clone().acquire_owned()).await.ok()?.ok()
     }
 
     /// What comes of being a follower within this process; `None` to enter anew.

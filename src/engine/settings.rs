@@ -76,7 +76,7 @@ impl Idempotency {
             concurrency: Concurrency::default(),
             handler_timeout: Duration::ZERO,
             in_flight: InFlight::default(),
-            places: places_for(settings.connections / 4),
+            waiting: permits_for(settings.connections / 4),
             backlog: Backlog::default(),
             preparing: Arc::default(),
             pruned_until: Arc::default(),
@@ -221,7 +221,7 @@ impl Idempotency {
     /// limit wait in the process for a place, as long as [`Concurrency`] says.
     #[must_use]
     pub fn max_waiting_connections(self, connections: u32) -> Self {
-        self.with(|settings| settings.places = places_for(connections))
+        self.with(|settings| settings.waiting = permits_for(connections))
     }
 
     /// For a pool that connects through a pooler which lends its sessions for one transaction at a time, such as PgBouncer
@@ -250,7 +250,7 @@ impl Idempotency {
     }
 }
 
-fn places_for(connections: u32) -> Arc<Semaphore> {
-    let places = usize::try_from(connections).unwrap_or(usize::MAX);
-    Arc::new(Semaphore::new(places.clamp(1, Semaphore::MAX_PERMITS)))
+fn permits_for(connections: u32) -> Arc<Semaphore> {
+    let permits = usize::try_from(connections).unwrap_or(usize::MAX);
+    Arc::new(Semaphore::new(permits.clamp(1, Semaphore::MAX_PERMITS)))
 }

@@ -27,7 +27,7 @@ pub(super) async fn keyless<E: Send + 'static>(
         let detail = format!("this operation needs the header field {}", config.header());
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
-    let slot = Slot::unbegun(config.idempotency.clone(), settings);
+    let slot = Slot::not_begun(config.idempotency.clone(), settings);
     let mut answering = Box::pin(handler.call(parts, body, &slot));
     let answered = match config.handler_timeout {
         None => answering.await,
@@ -61,10 +61,10 @@ pub(super) async fn keyless<E: Send + 'static>(
         return Err(rejection.into());
     }
     let returned = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
-    if let Some(Returned { open: Open::Unkeyed(unkeyed), .. }) = returned {
+    if let Some(Returned { open: Open::Keyless(keyless), .. }) = returned {
         match config.disposition(&parts) {
-            Disposition::Commit => unkeyed.commit().await?,
-            Disposition::Reject | Disposition::Release => unkeyed.rollback().await.or_else(tolerate)?,
+            Disposition::Commit => keyless.commit().await?,
+            Disposition::Reject | Disposition::Release => keyless.rollback().await.or_else(tolerate)?,
         }
     }
     Ok(Response::from_parts(parts, body))

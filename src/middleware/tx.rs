@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use super::{refuse::logged, rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{
     Error, ErrorKind, Idempotency, LocalSettings,
-    engine::{Attempt, Slow, Unkeyed, probe},
+    engine::{Attempt, Keyless, Slow, probe},
 };
 
 /// The request's connection, as an extractor: what a handler writes through it is committed together with its
@@ -124,10 +124,10 @@ impl<S: Sync> FromRequestParts<S> for Tx {
         let Ok(mut state) = slot.0.try_lock_owned() else {
             return Err(misuse("the handler extracts Tx twice; pass the first one on instead"));
         };
-        if let State::Unbegun(unbegun) = &*state {
-            let (idempotency, settings) = &**unbegun;
-            let unkeyed = Unkeyed::begin(idempotency, settings.clone()).await;
-            let open = Open::Unkeyed(unkeyed.map_err(logged)?);
+        if let State::NotBegun(not_begun) = &*state {
+            let (idempotency, settings) = &**not_begun;
+            let keyless = Keyless::begin(idempotency, settings.clone()).await;
+            let open = Open::Keyless(keyless.map_err(logged)?);
             *state = State::Open { open: Box::new(open), taken: true };
         }
         OwnedMutexGuard::try_map(state, |state| match state {
@@ -135,7 +135,7 @@ impl<S: Sync> FromRequestParts<S> for Tx {
                 *taken = true;
                 Some(&mut **open)
             }
-            State::Unbegun(_) | State::Ended => None,
+            State::NotBegun(_) | State::Ended => None,
         })
         .map(Tx)
         .map_err(|_| misuse("the handler extracts Tx after it has answered"))
@@ -156,7 +156,7 @@ pub(super) struct Slot(Arc<Mutex<State>>);
 #[derive(Debug)]
 enum State {
     /// A request without a key: a transaction begins when it is asked for.
-    Unbegun(Box<(Idempotency, LocalSettings)>),
+    NotBegun(Box<(Idempotency, LocalSettings)>),
     /// `taken`: whether a handler has asked for it.
     Open {
         open: Box<Open>,
@@ -176,21 +176,21 @@ pub(super) struct Returned {
 #[derive(Debug)]
 pub(super) enum Open {
     Attempt(Attempt),
-    Unkeyed(Unkeyed),
+    Keyless(Keyless),
 }
 
 impl Open {
     fn connection(&mut self) -> &mut PgConnection {
         match self {
             Self::Attempt(attempt) => attempt.connection(),
-            Self::Unkeyed(unkeyed) => unkeyed.connection(),
+            Self::Keyless(keyless) => keyless.connection(),
         }
     }
 
     fn connection_ref(&self) -> &PgConnection {
         match self {
             Self::Attempt(attempt) => attempt.connection_ref(),
-            Self::Unkeyed(unkeyed) => unkeyed.connection_ref(),
+            Self::Keyless(keyless) => keyless.connection_ref(),
         }
     }
 }
@@ -201,8 +201,8 @@ impl Slot {
         Self(Arc::new(Mutex::new(State::Open { open, taken: false })))
     }
 
-    pub(super) fn unbegun(idempotency: Idempotency, settings: LocalSettings) -> Self {
-        Self(Arc::new(Mutex::new(State::Unbegun(Box::new((idempotency, settings))))))
+    pub(super) fn not_begun(idempotency: Idempotency, settings: LocalSettings) -> Self {
+        Self(Arc::new(Mutex::new(State::NotBegun(Box::new((idempotency, settings))))))
     }
 
     /// Why a handler that is out of time may have been so slow, as far as its connection knows.
@@ -213,9 +213,9 @@ impl Slot {
         match &mut *state {
             State::Open { open, .. } => match &mut **open {
                 Open::Attempt(attempt) => attempt.why_so_slow().await,
-                Open::Unkeyed(unkeyed) => unkeyed.why_so_slow().await,
+                Open::Keyless(keyless) => keyless.why_so_slow().await,
             },
-            State::Unbegun(_) | State::Ended => None,
+            State::NotBegun(_) | State::Ended => None,
         }
     }
 
@@ -239,7 +239,7 @@ impl Slot {
         };
         match std::mem::replace(&mut *state, State::Ended) {
             State::Open { open, taken } => Ok(Some(Returned { open: *open, taken })),
-            State::Unbegun(_) | State::Ended => Ok(None),
+            State::NotBegun(_) | State::Ended => Ok(None),
         }
     }
 
@@ -252,7 +252,7 @@ impl Slot {
     pub(super) async fn release(&self) -> Result<(), Error> {
         let released = match self.take().map(|returned| returned.map(|returned| returned.open)) {
             Ok(Some(Open::Attempt(attempt))) => attempt.release().await,
-            Ok(Some(Open::Unkeyed(unkeyed))) => unkeyed.rollback().await,
+            Ok(Some(Open::Keyless(keyless))) => keyless.rollback().await,
             Ok(None) | Err(_) => Ok(()),
         };
         released.or_else(tolerate)

@@ -11,9 +11,9 @@ use sqlx::{
 use super::{
     Sending,
     error::{before_commit, has_no_partition, is_timeout, waited_for_a_row},
-    place::{Place, Statements},
     row::{Columns, Stored, stored, window},
     sql::{sql, sql_of_both},
+    table::{Statements, Table},
     time::{Moment, interval},
 };
 use crate::{Error, IdempotentRequest, KeyTimeError, Retention, StoredResponse, Window};
@@ -81,16 +81,16 @@ pub(crate) struct Timing {
 }
 
 impl Terms<'_> {
-    pub(crate) fn place(&self) -> Place {
-        Timing::place(self.timing)
+    pub(crate) fn table(&self) -> Table {
+        Timing::table(self.timing)
     }
 }
 
 impl Timing {
-    pub(crate) fn place(this: Option<Self>) -> Place {
+    pub(crate) fn table(this: Option<Self>) -> Table {
         match this {
-            Some(timing) if timing.partitioned => Place::TimedKeys(timing.born),
-            _ => Place::Keys,
+            Some(timing) if timing.partitioned => Table::TimedKeys(timing.born),
+            _ => Table::Keys,
         }
     }
 }
@@ -147,7 +147,7 @@ pub(crate) async fn claim(
     wait: Wait,
     terms: Terms<'_>,
 ) -> Result<Claimed, Error> {
-    let place = terms.place();
+    let table = terms.table();
     let row = match ask(connection, request, wait, terms).await {
         Ok(row) => row,
         Err(error) => return gave_up(error),
@@ -167,12 +167,12 @@ pub(crate) async fn claim(
             return Ok(Claimed::Answered(stored));
         }
         // A row was in the way, or a lock. If its transaction has been committed meanwhile, it can be seen now.
-        if let Some(stored) = look(connection, request, place, terms.sending).await? {
+        if let Some(stored) = look(connection, request, table, terms.sending).await? {
             return Ok(Claimed::Answered(stored));
         }
     }
     // In the partitioned table a key has one time: it is too old for it before its row has expired.
-    if free == Some(true) && place == Place::Keys {
+    if free == Some(true) && table == Table::Keys {
         let row = match take_over(connection, request, wait, terms, &row).await? {
             Ok(row) => row,
             Err(error) => return gave_up(error),
@@ -181,7 +181,7 @@ pub(crate) async fn claim(
             return Ok(claimed);
         }
     }
-    if has_expired && let Some(stored) = look(connection, request, place, terms.sending).await? {
+    if has_expired && let Some(stored) = look(connection, request, table, terms.sending).await? {
         return Ok(Claimed::Answered(stored));
     }
     Ok(if wait.waits() { Claimed::Lost } else { Claimed::Held })
@@ -232,7 +232,7 @@ async fn ask(
     terms: Terms<'_>,
 ) -> Result<PgRow, sqlx::Error> {
     let statement = match (terms.timing, wait) {
-        (Some(_), _) => terms.place().of(&CLAIM_TIMED),
+        (Some(_), _) => terms.table().of(&CLAIM_TIMED),
         (None, Wait::Never) => CLAIM,
         (None, Wait::NextToNothing) => CLAIM_BOUNDED,
         (None, Wait::UpTo(_)) => CLAIM_WAITING,
@@ -310,11 +310,11 @@ fn of_request(statement: &'static str, request: &IdempotentRequest) -> Query<'st
 pub(crate) async fn look(
     connection: &mut PgConnection,
     request: &IdempotentRequest,
-    place: Place,
+    table: Table,
     sending: Sending,
 ) -> Result<Option<Stored>, Error> {
-    let query = of_request(place.of(&READ), request);
-    let row = sending.ask(place.bind(query).persistent(sending.kept).fetch_optional(connection)).await?;
+    let query = of_request(table.of(&READ), request);
+    let row = sending.ask(table.bind(query).persistent(sending.kept).fetch_optional(connection)).await?;
     Ok(row.as_ref().map(stored).transpose()?.flatten())
 }
 

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use sqlx::{Row as _, postgres::PgRow};
 
-use super::{Connections, Place, error::before_commit, place::Statements, row::window, sql::sql_of_both};
+use super::{Connections, Table, error::before_commit, row::window, sql::sql_of_both, table::Statements};
 use crate::{Error, ErrorKind, IdempotencyKey, KeyStatus, Operation, Scope};
 
 const LOOKUP: Statements = sql_of_both!("lookup");
@@ -13,10 +13,10 @@ pub(crate) async fn lookup(
     scope: &Scope,
     operation: &Operation,
     key: &IdempotencyKey,
-    place: Place,
+    table: Table,
 ) -> Result<Option<KeyStatus>, Error> {
-    let query = sqlx::query(place.of(&LOOKUP)).bind(scope.as_stored()).bind(operation.as_str()).bind(key.as_str());
-    let row = connections.look(place.bind(query)).await?;
+    let query = sqlx::query(table.of(&LOOKUP)).bind(scope.as_stored()).bind(operation.as_str()).bind(key.as_str());
+    let row = connections.look(table.bind(query)).await?;
     row.as_ref().map(found).transpose()
 }
 

@@ -4,12 +4,13 @@ pub(crate) mod begin;
 pub(crate) mod claim;
 pub(crate) mod connections;
 pub(crate) mod error;
+#[cfg(feature = "axum")]
+pub(crate) mod keyless;
 mod lent;
 mod literal;
 pub(crate) mod lookup;
 mod own;
 pub(crate) mod partitions;
-mod place;
 pub(crate) mod prune;
 pub(crate) mod record;
 pub(crate) mod row;
@@ -19,14 +20,13 @@ mod sending;
 pub(crate) mod slow;
 mod sql;
 pub(crate) mod stats;
+mod table;
 pub(crate) mod time;
 pub(crate) mod transaction;
-#[cfg(feature = "axum")]
-pub(crate) mod unkeyed;
 pub(crate) mod windows;
 
 pub(crate) use self::{
     connections::{Connections, PoolSettings},
-    place::Place,
     sending::Sending,
+    table::Table,
 };

@@ -8,8 +8,8 @@ use super::{
     Connections,
     error::before_commit,
     partitions,
-    place::Statements,
     sql::{sql, sql_of_both},
+    table::Statements,
     time::Moment,
 };
 use crate::{Error, Pruned, Scope};

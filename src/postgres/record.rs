@@ -7,11 +7,11 @@ use sqlx::{
 };
 
 use super::{
-    Place, Sending,
+    Sending, Table,
     error::before_commit,
-    place::Statements,
     row::{Columns, window},
     sql::{sql, sql_of_both},
+    table::Statements,
     time::Moment,
 };
 use crate::{
@@ -37,7 +37,7 @@ const CLAIMED: Statements = sql_of_both!("claimed");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Row<'a> {
     pub(crate) request: &'a IdempotentRequest,
-    pub(crate) place: Place,
+    pub(crate) table: Table,
     /// Whether its key bears a time, which says how long it is kept, whatever its response says.
     pub(crate) timed: bool,
     /// What the claim said, unless another call has claimed.
@@ -118,7 +118,7 @@ impl<'a> Row<'a> {
     }
 
     async fn look(&self, connection: &mut PgConnection) -> Result<Option<PgRow>, Error> {
-        let query = self.place.bind(self.bound(self.place.of(&CLAIMED))).persistent(self.sending.kept);
+        let query = self.table.bind(self.bound(self.table.of(&CLAIMED))).persistent(self.sending.kept);
         self.sending.ask(query.fetch_optional(connection)).await
     }
 
@@ -139,10 +139,10 @@ impl<'a> Row<'a> {
         own: Option<Window>,
     ) -> Result<bool, Error> {
         let statement = match (self.tid, own) {
-            (None, None) => self.place.of(&RECORD),
-            (None, Some(_)) => self.place.of(&RECORD_FOR),
-            (Some(_), None) => self.place.of(&RECORD_AT),
-            (Some(_), Some(_)) => self.place.of(&RECORD_FOR_AT),
+            (None, None) => self.table.of(&RECORD),
+            (None, Some(_)) => self.table.of(&RECORD_FOR),
+            (Some(_), None) => self.table.of(&RECORD_AT),
+            (Some(_), Some(_)) => self.table.of(&RECORD_FOR_AT),
         };
         let columns = Columns::of(response);
         let mut query = self
@@ -156,7 +156,7 @@ impl<'a> Row<'a> {
             let replay_until = replay_ends.filter(|_| replay_ends != expires);
             query = query.bind(expires.map(Moment::of)).bind(replay_until.map(Moment::of));
         }
-        query = self.place.bind(query);
+        query = self.table.bind(query);
         if let Some(tid) = self.tid {
             query = query.bind(tid);
         }

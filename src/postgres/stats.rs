@@ -6,8 +6,8 @@ use super::{
     Connections, Sending,
     error::before_commit,
     partitions,
-    place::Statements,
     sql::{sql, sql_of_both},
+    table::Statements,
     time::Moment,
 };
 use crate::{Error, OperationStats, Stats};

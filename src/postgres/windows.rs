@@ -3,11 +3,11 @@
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::{
-    Connections, Place, Sending,
+    Connections, Sending, Table,
     claim::Timing,
     error::{before_commit, is_timeout},
-    place::Statements,
     sql::{sql, sql_of_both},
+    table::Statements,
     time::Moment,
 };
 use crate::{Error, Operation};
@@ -103,9 +103,9 @@ async fn is_used(
     timing: Timing,
     sending: Sending,
 ) -> Result<bool, Error> {
-    let looks = match Timing::place(Some(timing)) {
-        Place::Keys => &IS_USED[..1],
-        Place::TimedKeys(_) => &IS_USED[..],
+    let looks = match Timing::table(Some(timing)) {
+        Table::Keys => &IS_USED[..1],
+        Table::TimedKeys(_) => &IS_USED[..],
     };
     // As text: prepared, it would stay so behind a pooler.
     sending.ask(connection.execute(USED_LIMIT)).await?;

@@ -8,17 +8,17 @@ use super::{
 use crate::{
     Error, ErrorKind, LocalSettings,
     error::Connection,
-    postgres::{begin::Begin, transaction::Transaction, unkeyed},
+    postgres::{begin::Begin, keyless, transaction::Transaction},
 };
 
 /// A transaction around work that has no key: nothing is remembered, but all of it is committed or nothing.
 #[derive(Debug)]
-pub(crate) struct Unkeyed {
+pub(crate) struct Keyless {
     transaction: Transaction,
     idempotency: Idempotency,
 }
 
-impl Unkeyed {
+impl Keyless {
     /// Goes on by itself if it is dropped, so that the BEGIN is not cut in two. So do the two ends.
     pub(crate) async fn begin(idempotency: &Idempotency, settings: LocalSettings) -> Result<Self, Error> {
         let idempotency = idempotency.clone();
@@ -49,7 +49,7 @@ impl Unkeyed {
     }
 
     async fn check_and_commit(mut self) -> Result<(), Error> {
-        match unkeyed::check(&mut self.transaction).await {
+        match keyless::check(&mut self.transaction).await {
             Ok(()) => self.transaction.commit().await,
             Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
@@ -75,7 +75,7 @@ impl Unkeyed {
             self.transaction.close();
             return Ok(());
         }
-        match unkeyed::check(&mut self.transaction).await {
+        match keyless::check(&mut self.transaction).await {
             Err(error) if is_beyond_rollback(&error) => {
                 self.transaction.close();
                 Err(error)

@@ -6,7 +6,7 @@ use super::time::Moment;
 
 /// Each statement about rows exists once for each table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Table {
     /// `idempotency.keys`.
     Keys,
     /// `idempotency.timed_keys`, in the partition of keys that were born then: microseconds since 1970.
@@ -16,7 +16,7 @@ pub(crate) enum Place {
 /// A statement about rows, for `idempotency.keys` and for `idempotency.timed_keys`.
 pub(super) type Statements = [&'static str; 2];
 
-impl Place {
+impl Table {
     pub(super) fn of(self, statements: &Statements) -> &'static str {
         let [keys, timed_keys] = statements;
         match self {
