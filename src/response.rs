@@ -25,6 +25,7 @@ struct Parts {
 
 /// For how long an answer is kept, by the database's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Window {
     /// When the key was first used.
     pub first_used: SystemTime,
@@ -36,6 +37,7 @@ pub struct Window {
 
 /// What is left of an answer that was not kept: that there was one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Tombstone {
     /// The status that the first caller got.
     pub status: StatusCode,
@@ -45,6 +47,7 @@ pub struct Tombstone {
 
 /// What is known of a key that was answered; see [`Idempotency::lookup`](crate::Idempotency::lookup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KeyStatus {
     /// The status of the answer.
     pub status: StatusCode,

@@ -1,10 +1,10 @@
 use axum::http::Method;
-use serde::{Serialize, Serializer, ser::SerializeStruct as _};
+use serde::{Serialize, Serializer};
 
 use super::layer::IdempotencyLayer;
 use crate::{Operation, TimestampedKeys, timestamped_keys::iso8601};
 
-/// What a client has to know of a layer, to be published (T12): the IETF draft asks for it, and whoever loses a response
+/// What a client has to know of a layer, to be published: the IETF draft asks for it, and whoever loses a response
 /// cannot learn it from there. It is written as a JSON object with these names; durations are in ISO 8601, and absent
 /// if there is no limit.
 ///
@@ -14,22 +14,27 @@ use crate::{Operation, TimestampedKeys, timestamped_keys::iso8601};
 /// serde_json::to_string(&layer.policy())
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Policy {
     /// The name of what the route does, if the layer names it.
+    #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
     pub operation: Option<Operation>,
     /// The header field that the key comes in.
     pub header: String,
     /// Is a key required?
     pub required: bool,
     /// The methods that are handled, in alphabetical order.
+    #[serde(serialize_with = "names")]
     pub methods: Vec<Method>,
     /// How long a key is remembered from its first use; where keys bear a time, how old one may be that is executed.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<String>,
     /// How long its answer is replayed.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
     /// What keys have to be, if they bear a time: `uuid-v7`, `ulid` or `first-sent`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamped_keys: Option<&'static str>,
     /// The largest request body, in bytes.
     pub max_request_bytes: usize,
@@ -60,30 +65,10 @@ impl IdempotencyLayer {
     }
 }
 
-impl Serialize for Policy {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let optional =
-            [self.operation.is_some(), self.window.is_some(), self.replay.is_some(), self.timestamped_keys.is_some()];
-        let present = optional.into_iter().filter(|there| *there).count();
-        let mut fields = serializer.serialize_struct("Policy", present.saturating_add(4))?;
-        match &self.operation {
-            Some(operation) => fields.serialize_field("operation", operation.as_str())?,
-            None => fields.skip_field("operation")?,
-        }
-        fields.serialize_field("header", &self.header)?;
-        fields.serialize_field("required", &self.required)?;
-        fields.serialize_field("methods", &self.methods.iter().map(Method::as_str).collect::<Vec<_>>())?;
-        for (name, value) in [("window", &self.window), ("replay", &self.replay)] {
-            match value {
-                Some(value) => fields.serialize_field(name, value)?,
-                None => fields.skip_field(name)?,
-            }
-        }
-        match self.timestamped_keys {
-            Some(keys) => fields.serialize_field("timestamped_keys", keys)?,
-            None => fields.skip_field("timestamped_keys")?,
-        }
-        fields.serialize_field("max_request_bytes", &self.max_request_bytes)?;
-        fields.end()
-    }
+fn name<S: Serializer>(operation: &Option<Operation>, serializer: S) -> Result<S::Ok, S::Error> {
+    operation.as_ref().map(Operation::as_str).serialize(serializer)
+}
+
+fn names<S: Serializer>(methods: &[Method], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(methods.iter().map(Method::as_str))
 }
