@@ -43,4 +43,4 @@ pub use self::{
 };
 pub(crate) use self::{backlog::Backlog, uninterrupted::Uninterrupted};
 #[cfg(feature = "axum")]
-pub(crate) use crate::postgres::transaction::probe;
+pub(crate) use crate::postgres::{error::of_work, transaction::probe};

@@ -1,11 +1,15 @@
 //! What the client is told of an outcome or a failure.
 
-use axum::http::Method;
+use axum::{
+    http::Method,
+    response::{IntoResponse, Response},
+};
 use tracing::error;
 
 use super::{occurrence::Occurrence, rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{
     Error, ErrorKind, KeyTimeError, Tombstone,
+    engine::of_work,
     error::{Ended, Unavailable},
 };
 
@@ -134,6 +138,24 @@ fn unavailable(error: &Error) -> &'static str {
         Some(Unavailable::Unfit | Unavailable::NoRuntime) | None => {
             "nothing of the request was kept; repeat it with the same key"
         }
+    }
+}
+
+/// For `?` in a handler: a statement of it failed. What may succeed if the request is made again (a serialization failure, a
+/// deadlock, a lost connection) is 503 `store-unavailable`; all else is 500 `internal`. The cause stands in the log, and
+/// nothing of it in the response. Everything that the handler did is undone.
+///
+/// Errors that mean something to the client, such as a violated constraint, are the handler's to map before.
+impl From<sqlx::Error> for Rejection {
+    fn from(error: sqlx::Error) -> Self {
+        logged(of_work(error))
+    }
+}
+
+/// As the [`Rejection`] that it becomes, with the cause in the log.
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        logged(self).into_response()
     }
 }
 

@@ -38,6 +38,29 @@ pub(crate) fn before_commit(error: sqlx::Error) -> Error {
     Error::with_source(kind, unwrapped(error)).on(connection)
 }
 
+/// A failure of the work's own statement.
+#[cfg(feature = "axum")]
+pub(crate) fn of_work(error: sqlx::Error) -> Error {
+    let connection = connection(&error);
+    let kind = match &error {
+        sqlx::Error::Database(_) => {
+            let (code, fatal) = verdict(&error);
+            match code.as_str() {
+                "40001" | "40P01" => ErrorKind::Conflict,
+                "25P02" => ErrorKind::TransactionAborted,
+                "55P03" => return Error::unavailable(Unavailable::Locked).on(connection),
+                code if fatal || is_of_the_server(code) => ErrorKind::StoreUnavailable,
+                _ => ErrorKind::Database,
+            }
+        }
+        sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => {
+            ErrorKind::StoreUnavailable
+        }
+        _ => ErrorKind::Database,
+    };
+    Error::with_source(kind, unwrapped(error)).on(connection)
+}
+
 /// A failure after the commit was sent: only a plain refusal by the server proves that it did not happen. A server that
 /// shuts down while it waits for a replica has committed already; others than PostgreSQL say so by 40003.
 pub(crate) fn during_commit(error: sqlx::Error) -> Error {

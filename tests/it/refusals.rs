@@ -217,3 +217,48 @@ async fn f94_a_refusal_of_a_browsers_form_may_be_a_redirect_and_sees_the_request
     let sent = reply(&any, Ask::from(put)).await;
     assert_eq!(sent.headers[header::LOCATION], "/things?problem=key-not-handled");
 }
+
+#[tokio::test]
+async fn a_statement_that_failed_may_be_passed_on_and_what_may_succeed_again_is_retryable() {
+    let database = Database::fresh().await;
+    database
+        .connection()
+        .await
+        .execute("create table one (id int primary key); insert into one values (1)")
+        .await
+        .unwrap();
+    for (statement, kind) in [
+        ("insert into one values (1)", RejectionKind::Internal),
+        ("select * from no_such_table", RejectionKind::Internal),
+        ("do $$ begin raise exception 'x' using errcode = '40001'; end $$", RejectionKind::StoreUnavailable),
+        ("do $$ begin raise exception 'x' using errcode = '40P01'; end $$", RejectionKind::StoreUnavailable),
+        ("select pg_terminate_backend(pg_backend_pid())", RejectionKind::StoreUnavailable),
+    ] {
+        for keyed in [true, false] {
+            let app = app_with(plain(&database).await.optional(), move |mut tx: Tx| async move {
+                effect(&mut tx).await;
+                sqlx::query(statement).execute(&mut tx).await?;
+                Ok::<_, Rejection>(StatusCode::CREATED)
+            });
+            let ask = if keyed { post("/things").key("k") } else { post("/things") };
+            let refused = reply(&app, ask).await;
+            assert!(!refused.text().contains("no_such_table"), "{}", refused.text());
+            says(&database, refused, kind, Occurrence::NotExecuted, 0).await;
+        }
+    }
+    // A row that is not there, and the engine's own errors.
+    let app = app_with(plain(&database).await, async |mut tx: Tx| {
+        sqlx::query("select 1 where false").fetch_one(&mut tx).await?;
+        Ok::<_, Rejection>(StatusCode::CREATED)
+    });
+    says(&database, reply(&app, post("/things").key("k")).await, RejectionKind::Internal, Occurrence::NotExecuted, 0)
+        .await;
+    let blank = axum_idempotency::IdempotentRequest::new(
+        axum_idempotency::Scope::new(""),
+        axum_idempotency::Operation::new("o"),
+        axum_idempotency::IdempotencyKey::new("k").unwrap(),
+        axum_idempotency::Fingerprint::of(["f"]),
+    );
+    let error = engine(&database.pool_of(1).await).claim(blank).await.unwrap_err();
+    assert_eq!(error.into_response().status(), StatusCode::UNAUTHORIZED);
+}
