@@ -1,35 +1,36 @@
-//! Endpoints that are safe to retry: a Tower layer for Axum, on PostgreSQL.
+//! Makes HTTP endpoints safe to retry: a Tower layer for Axum that commits the writes of a handler and its response in one
+//! PostgreSQL transaction, once for each `Idempotency-Key`.
 //!
-//! A client that gets no answer cannot know whether its request was executed. It has to ask again, and the server
-//! must not do the work twice. With this crate the client names its intent with an `Idempotency-Key`; the handler's
-//! writes and its answer are committed in **one** transaction; and every retry gets that answer, byte for byte.
+#![doc = include_str!("docs/program.md")]
 //!
-//! * The layer for HTTP, its contract and an example: [`middleware`].
-//! * The engine alone, for consumers of a message broker and for transactions of your own: [`Idempotency`].
-//! * What it costs: [`_docs::performance`]. Its connections, poolers, row-level security: [`_docs::connections`].
-//! * The table: [`migrate`]. Forgetting: [`Retention`], [`TimestampedKeys`] and [`Pruner`]; what that means and costs:
-//!   [`_docs::retention`].
+//! The client names its intent with a key, and repeats the request with the same key when it gets no response. The first request
+//! executes; each later one gets the stored response, byte for byte.
 //!
-//! # What you get
+//! * The layer for HTTP, and what it promises: [`middleware`].
+//! * The engine alone, for consumers of a message broker and for transactions of the application's own: [`Idempotency`].
+//! * The tables: [`migrate`]. How long keys are remembered: [`Retention`], [`TimestampedKeys`] and [`Pruner`].
+//! * The guides: [into an existing application](_docs::existing), [handlers](_docs::handlers), [testing](_docs::testing),
+//!   [settings](_docs::settings), [layers](_docs::layers), [connections](_docs::connections), [retention](_docs::retention),
+//!   [header fields](_docs::fields), [clients](_docs::clients), [problem types](_docs::problems), [cost](_docs::performance).
 //!
-//! * **At most one execution commits** for each owner, operation and key within the key's window (or for ever, with keys
-//!   that [hold their time](TimestampedKeys)), whatever the number of concurrent duplicates, processes and crashes. The claim is
+//! # What is guaranteed
+//!
+//! * **At most one execution commits** for each owner, operation and key within the retention of the key (or for ever, with keys
+//!   that [hold a timestamp](TimestampedKeys)), whatever the number of concurrent duplicates, processes and crashes. The claim is
 //!   one atomic `INSERT … ON CONFLICT`.
-//! * **Effects and answer together**, or neither. No byte of an answer is sent before its commit is acknowledged.
-//! * **No third state.** A key is free, held by a live transaction, or answered. A crash frees it at once, or within two
-//!   seconds if the server was executing a statement; there are no leases and nothing that has to be cleaned up.
+//! * **Effects and response together**, or neither. No byte of a response is sent before its commit is acknowledged.
+//! * **No third state.** A key is free, held by a live transaction, or responded to. A crash frees it at once, or within two
+//!   seconds if the server was executing a statement; there are no leases, and nothing that has to be cleaned up.
 //! * **Whatever the work does with its connection**, nothing that it writes is durable without the stored response.
-//! * **Closed on failure.** Without the database nothing is executed; without an owner nothing is; a key with another
-//!   payload is refused.
-//! * **A client that goes away does not stop its request**, if that has a key. The attempt goes on, and the retry gets
-//!   its answer.
+//! * **Closed on failure.** Without the database nothing is executed, nor without an owner; a key with another payload is refused.
+//! * **A client that disconnects does not stop its request**, if that has a key. The attempt goes on, and the retry gets its
+//!   response.
 //!
-//! # What you do not get
+//! # What is not
 //!
-//! * Effects outside the transaction: what a handler writes by another connection than its [`Tx`], a mail, a call to
-//!   another service. Pass such a service a key of its own, by
-//!   [`IdempotentRequest::derive_key`], so that it can recognise the second call.
-//! * Streaming answers: they are held in memory and stored, up to a limit.
+//! * Effects outside the transaction: what a handler writes by another connection than its [`Tx`], mail, a call of another
+//!   service. Pass such a service a key of its own, by [`IdempotentRequest::derive_key`], so that it can recognise the second call.
+//! * Responses that are streamed: they are held in memory and stored, up to a limit.
 //! * Databases that do not speak PostgreSQL's protocol and SQL.
 //!
 //! # Logging
@@ -74,10 +75,12 @@ mod postgres;
 pub mod middleware;
 
 #[cfg(feature = "axum")]
+#[doc(inline)]
 pub use self::middleware::{
     BodyCodec, Disposition, IdempotencyLayer, IdempotencyService, Occurrence, Outcome, Policy, Rejection,
     RejectionKind, ResponseFuture, Tx,
 };
+#[doc(inline)]
 pub use self::{
     engine::{Attempt, Claim, ClaimUsing, Concurrency, Duplicate, Idempotency, Pruner, Ran, Rejected},
     error::{Error, ErrorKind},
@@ -102,29 +105,39 @@ pub mod fuzzing {
     pub use crate::{middleware::fuzz_header as header, postgres::claim::fuzz_row as row};
 }
 
-/// Documents that are part of the crate.
+/// The guides, in the order in which they are best read.
 pub mod _docs {
-    #[doc = include_str!("docs/problems.md")]
-    pub mod problems {}
+    #[cfg(feature = "axum")]
+    #[doc = include_str!("docs/existing.md")]
+    pub mod existing {}
 
     #[cfg(feature = "axum")]
     #[doc = include_str!("docs/handlers.md")]
     pub mod handlers {}
 
+    #[doc = include_str!("docs/testing.md")]
+    pub mod testing {}
+
+    #[doc = include_str!("docs/settings.md")]
+    pub mod settings {}
+
     #[doc = include_str!("docs/layers.md")]
     pub mod layers {}
-
-    #[doc = include_str!("docs/clients.md")]
-    pub mod clients {}
-
-    #[doc = include_str!("docs/retention.md")]
-    pub mod retention {}
 
     #[doc = include_str!("docs/connections.md")]
     pub mod connections {}
 
+    #[doc = include_str!("docs/retention.md")]
+    pub mod retention {}
+
     #[doc = include_str!("docs/fields.md")]
     pub mod fields {}
+
+    #[doc = include_str!("docs/clients.md")]
+    pub mod clients {}
+
+    #[doc = include_str!("docs/problems.md")]
+    pub mod problems {}
 
     #[doc = include_str!("docs/performance.md")]
     #[doc = include_str!("../benches/results/throughput.svg")]

@@ -107,6 +107,12 @@ impl IdempotencyLayer {
         self.with(|config| config.tx_use = TxUse::Required)
     }
 
+    /// A handler that has not taken its [`Tx`](crate::Tx) is let through, and reported at `WARN`, once for each operation. This is
+    /// the default; it undoes [`require_tx`](Self::require_tx) and [`without_tx`](Self::without_tx) for one route.
+    pub fn expect_tx(self) -> Self {
+        self.with(|config| config.tx_use = TxUse::Expected)
+    }
+
     /// Handlers have no effects in this database, so they need no [`Tx`](crate::Tx), and nothing is said about it.
     pub fn without_tx(self) -> Self {
         self.with(|config| config.tx_use = TxUse::Unneeded)

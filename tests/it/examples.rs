@@ -233,3 +233,71 @@ fn encryption_binds_a_body_to_its_row_and_refuses_what_was_changed() {
         assert!(keys.decode(&request("a"), &changed).is_err(), "byte {byte} changed");
     }
 }
+
+/// The program that README and the documentation begin with is an example, and does what README shows.
+#[tokio::test]
+async fn the_program_of_the_readme_works_as_printed() {
+    let readme = include_str!("../../README.md");
+    let (_, program) = include_str!("../../examples/charges.rs").split_once("\n\n").unwrap();
+    assert!(readme.contains(&format!("```rust,no_run\n{program}```")), "README has another program");
+    assert_eq!(include_str!("../../src/docs/program.md"), format!("```no_run\n{program}```\n"));
+
+    let database = Database::unmigrated().await;
+    let address = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let built = std::process::Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--example", "charges"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status();
+    assert!(built.unwrap().success());
+    let target = std::env::current_exe().unwrap();
+    let program = target.parent().unwrap().parent().unwrap().join("examples/charges");
+    let mut server = tokio::process::Command::new(program)
+        .env("DATABASE_URL", database.url())
+        .env("LISTEN", address.to_string())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let up = async { while tokio::net::TcpStream::connect(address).await.is_err() {} };
+    tokio::time::timeout(Duration::from_secs(30), up).await.expect("it listens");
+
+    // The calls of README, each followed by its response up to the next.
+    let transcript = readme.split("```console\n").nth(1).unwrap().split("```").next().unwrap();
+    let calls: Vec<_> = transcript.split("$ curl ").skip(1).collect();
+    assert_eq!(calls.len(), 3);
+    for call in calls {
+        let quoted: Vec<_> = call.split('\'').skip(1).step_by(2).collect();
+        let (headers, body) = quoted.split_at(quoted.len() - 1);
+        let mut request = reqwest::Client::new().post(format!("http://{address}/charges")).body(body[0].to_owned());
+        for header in headers {
+            let (name, value) = header.split_once(": ").unwrap();
+            request = request.header(name, value);
+        }
+        let response = request.send().await.unwrap();
+        let shown = call.split_once("HTTP/1.1 ").unwrap().1;
+        assert!(shown.starts_with(response.status().as_str()), "{shown}");
+        for name in ["content-type", "cache-control", "idempotent-replayed"] {
+            let value = response.headers().get(name).map(|value| format!("\n{name}: {}\n", value.to_str().unwrap()));
+            match value {
+                Some(line) => assert!(shown.contains(&line), "{line}"),
+                None => assert!(!shown.contains(&format!("\n{name}:")), "{name}"),
+            }
+        }
+        let shown = shown.split_once("\n\n").unwrap().1.trim();
+        let text = response.text().await.unwrap();
+        match serde_json::from_str::<Value>(&text) {
+            Ok(problem) if problem.get("detail").is_some() => {
+                let shown: Value = serde_json::from_str(shown).unwrap();
+                for name in ["key_reusable", "occurrence", "retryable", "status", "title"] {
+                    assert_eq!(shown[name], problem[name], "{name}");
+                }
+                assert_eq!(problem.as_object().unwrap().len(), shown.as_object().unwrap().len());
+            }
+            _ => assert_eq!(text, shown),
+        }
+    }
+    // It ends when it is told to, after what it has begun.
+    let pid = server.id().unwrap().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let ended = tokio::time::timeout(Duration::from_secs(30), server.wait()).await.expect("it ends").unwrap();
+    assert!(ended.success(), "{ended}");
+}
