@@ -143,7 +143,7 @@ async fn open_account(
         .bind(&owner.0)
         .bind(&new.id)
         .bind(new.balance)
-        .execute(&mut *tx)
+        .execute(&mut tx)
         .await?;
     if opened.rows_affected() == 0 {
         return Err(Failure(StatusCode::CONFLICT, "there is such an account already"));
@@ -187,7 +187,7 @@ async fn charge(
     .bind(&owner.0)
     .bind(&new.account)
     .bind(new.amount)
-    .fetch_optional(&mut *tx)
+    .fetch_optional(&mut tx)
     .await?;
     let Some(balance) = balance else {
         return Err(refusal(&mut tx, &owner, &new.account).await?);
@@ -196,7 +196,7 @@ async fn charge(
         .bind(&owner.0)
         .bind(&new.account)
         .bind(new.amount)
-        .fetch_one(&mut *tx)
+        .fetch_one(&mut tx)
         .await?;
 
     tokio::time::sleep(Duration::from_millis(delay)).await;
@@ -223,13 +223,13 @@ async fn refund(
     )
     .bind(&owner.0)
     .bind(id)
-    .fetch_optional(&mut *tx)
+    .fetch_optional(&mut tx)
     .await?;
     let Some((account, amount)) = refunded else {
         let known: bool = sqlx::query_scalar("select exists (select from charge where owner = $1 and id = $2)")
             .bind(&owner.0)
             .bind(id)
-            .fetch_one(&mut *tx)
+            .fetch_one(&mut tx)
             .await?;
         return Err(if known {
             Failure(StatusCode::CONFLICT, "it was refunded before")
@@ -242,7 +242,7 @@ async fn refund(
             .bind(&owner.0)
             .bind(&account)
             .bind(amount)
-            .fetch_one(&mut *tx)
+            .fetch_one(&mut tx)
             .await?;
     Ok((StatusCode::CREATED, Json(Charge { id, account, amount, balance })))
 }
@@ -282,7 +282,7 @@ impl Fault {
             Self::None => charged,
             Self::Panic => panic!("x-lab-fault: panic"),
             Self::SwallowSqlError => {
-                let failed = sqlx::query("select 1 / 0").execute(&mut *tx).await;
+                let failed = sqlx::query("select 1 / 0").execute(&mut tx).await;
                 assert!(failed.is_err(), "a division by zero fails");
                 charged
             }

@@ -15,7 +15,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
-use axum_idempotency::{Idempotency, IdempotencyLayer, Scope, Tx};
+use axum_idempotency::{Idempotency, IdempotencyLayer, Rejection, Scope, Tx};
 use reqwest::Client;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -41,16 +41,15 @@ struct NewCharge {
     amount: i64,
 }
 
-async fn charge(mut tx: Tx, headers: HeaderMap, Json(new): Json<NewCharge>) -> Result<Response, StatusCode> {
+async fn charge(mut tx: Tx, headers: HeaderMap, Json(new): Json<NewCharge>) -> Result<Response, Rejection> {
     // A relative write: if the handler ran twice, the balance would show it.
     let balance: Option<i64> = sqlx::query_scalar(
         "update quickstart.account set balance = balance - $2 where id = $1 and balance >= $2 returning balance",
     )
     .bind(&new.account)
     .bind(new.amount)
-    .fetch_optional(&mut *tx)
-    .await
-    .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+    .fetch_optional(&mut tx)
+    .await?;
     if headers.contains_key("x-crash") {
         panic!("a crash, after the money has moved");
     }

@@ -23,7 +23,7 @@ pub(crate) fn app(idempotency: Idempotency) -> Router {
 }
 
 async fn work(mut tx: Tx) -> Result<StatusCode, StatusCode> {
-    let done = sqlx::query("insert into shutdown.work default values").execute(&mut *tx).await;
+    let done = sqlx::query("insert into shutdown.work default values").execute(&mut tx).await;
     done.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     Ok(StatusCode::CREATED)

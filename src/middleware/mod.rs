@@ -20,7 +20,7 @@
 //!
 //! ```no_run
 //! use axum::{Json, Router, http::StatusCode, routing::post};
-//! use axum_idempotency::{Idempotency, IdempotencyLayer, Scope, Tx};
+//! use axum_idempotency::{Idempotency, IdempotencyLayer, Rejection, Scope, Tx};
 //!
 //! #[derive(Clone)]
 //! struct TenantId(String);
@@ -35,12 +35,8 @@
 //!     .route("/notes", post(charge).layer(idempotent.optional()))
 //! # }
 //!
-//! async fn charge(mut tx: Tx, Json(amount): Json<i64>) -> Result<StatusCode, StatusCode> {
-//!     sqlx::query("update account set balance = balance - $1")
-//!         .bind(amount)
-//!         .execute(&mut *tx)
-//!         .await
-//!         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+//! async fn charge(mut tx: Tx, Json(amount): Json<i64>) -> Result<StatusCode, Rejection> {
+//!     sqlx::query("update account set balance = balance - $1 where id = 7").bind(amount).execute(&mut tx).await?;
 //!     Ok(StatusCode::CREATED)
 //! }
 //! ```

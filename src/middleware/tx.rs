@@ -23,14 +23,10 @@ use crate::{
 ///
 /// ```no_run
 /// use axum::{Json, http::StatusCode};
-/// use axum_idempotency::Tx;
+/// use axum_idempotency::{Rejection, Tx};
 ///
-/// async fn create(mut tx: Tx, Json(name): Json<String>) -> Result<StatusCode, StatusCode> {
-///     sqlx::query("insert into thing (name) values ($1)")
-///         .bind(name)
-///         .execute(&mut tx)
-///         .await
-///         .map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+/// async fn create(mut tx: Tx, Json(name): Json<String>) -> Result<StatusCode, Rejection> {
+///     sqlx::query("insert into thing (name) values ($1)").bind(name).execute(&mut tx).await?;
 ///     Ok(StatusCode::CREATED)
 /// }
 /// ```

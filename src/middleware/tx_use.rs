@@ -39,7 +39,7 @@ impl TxUse {
                         %operation,
                         "the handler responded without having taken Tx: what it writes by another connection is neither \
                          committed with its response nor undone with it; take `mut tx: Tx` as an argument and run queries \
-                         on `&mut *tx`, or say IdempotencyLayer::without_tx if it writes nothing to this database"
+                         on `&mut tx`, or say IdempotencyLayer::without_tx if it writes nothing to this database"
                     );
                 }
                 Ok(())
