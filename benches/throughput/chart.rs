@@ -58,8 +58,29 @@ pub(crate) fn draw(report: &Report, to: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Draws what a visitor asks first: first calls on a network, one client, in four bars.
+pub(crate) fn draw_summary(report: &Report, to: &Path) -> Result<(), Box<dyn Error>> {
+    const SCENARIO: &str = "first calls, 1 client, +1 ms a round trip";
+    const VARIANTS: [&str; 4] = ["bare", "two transactions", "by hand", "ours"];
+
+    let Some(scenario) = report.scenarios.iter().find(|scenario| scenario.name == SCENARIO) else {
+        return Err(format!("there is no scenario {SCENARIO}").into());
+    };
+    let rows =
+        VARIANTS.iter().filter_map(|name| scenario.rows.iter().find(|row| row.variant == *name)).collect::<Vec<_>>();
+    let root = SVGBackend::new(to, (COLUMN, height_of(rows.len()) + 12)).into_drawing_area();
+    root.fill(&WHITE)?;
+    draw_rows("First requests per second, 1 ms a round trip (1.0: no protection)", &rows, &root)?;
+    root.present()?;
+    Ok(())
+}
+
 fn height(scenario: &Scenario) -> u32 {
-    u32::try_from(scenario.rows.len()).unwrap_or(u32::MAX) * BAR + TITLE + NUMBERS + 14
+    height_of(scenario.rows.len())
+}
+
+fn height_of(rows: usize) -> u32 {
+    u32::try_from(rows).unwrap_or(u32::MAX) * BAR + TITLE + NUMBERS + 14
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -67,10 +88,13 @@ type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64
 
 fn draw_scenario(scenario: &Scenario, panel: &Area<'_>) -> Result<(), Box<dyn Error>> {
     let reference = scenario.rows.first().and_then(|row| row.ratios.first()).map_or("", |cell| cell.to);
-    let title = format!("{} (1.0 is {reference})", scenario.name);
-    panel.draw(&Text::new(title, (16, 8), style(18, BLACK)))?;
-    let rows = scenario.rows.len() as f64;
-    let bars = u32::try_from(scenario.rows.len())? * BAR;
+    draw_rows(&format!("{} (1.0 is {reference})", scenario.name), &scenario.rows.iter().collect::<Vec<_>>(), panel)
+}
+
+fn draw_rows(title: &str, all: &[&Row], panel: &Area<'_>) -> Result<(), Box<dyn Error>> {
+    panel.draw(&Text::new(title.to_owned(), (16, 8), style(18, BLACK)))?;
+    let rows = all.len() as f64;
+    let bars = u32::try_from(all.len())? * BAR;
     // Panels of a row are as high as the larger one: bars keep their height.
     let mut chart = ChartBuilder::on(&panel.margin(0, panel.dim_in_pixel().1 - bars - TITLE - NUMBERS, 0, 0))
         .margin_top(TITLE)
@@ -90,7 +114,7 @@ fn draw_scenario(scenario: &Scenario, panel: &Area<'_>) -> Result<(), Box<dyn Er
         .axis_style(GREY)
         .label_style(style(14, GREY))
         .draw()?;
-    for (number, row) in scenario.rows.iter().enumerate() {
+    for (number, row) in all.iter().enumerate() {
         bar(row, number as f64, &mut chart)?;
         let y = i32::try_from(TITLE)? + i32::try_from(number)? * i32::try_from(BAR)? + 3;
         let label = style(15, BLACK).pos(Pos::new(HPos::Right, VPos::Top));

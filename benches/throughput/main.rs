@@ -129,7 +129,8 @@ async fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let report = Report { machine, scenarios: measured, storms, counts, left_out };
     report.write()?;
     chart::draw(&report, &report::results().join("throughput.svg"))?;
-    println!("\nwritten: benches/results/throughput.json and throughput.svg");
+    chart::draw_summary(&report, &report::results().join("summary.svg"))?;
+    println!("\nwritten: benches/results/throughput.json, throughput.svg and summary.svg");
     Ok(())
 }
 
