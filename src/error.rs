@@ -55,18 +55,22 @@ pub enum ErrorKind {
     /// the server's table of locks, which all its sessions share. Nothing was claimed, and the transaction goes on: commit it, and
     /// claim the rest in another one.
     TooManyClaims,
-    /// Another request under this key is running, and did not end in time. Only from
-    /// [`run`](crate::Idempotency::run).
+    /// Another request under this key is running, and did not end in time. From
+    /// [`Duplicate::into_response`](crate::Duplicate::into_response), and so from [`run`](crate::Idempotency::run).
     InProgress,
-    /// The key was used for another request. Only from [`run`](crate::Idempotency::run).
+    /// The key was used for another request. From
+    /// [`Duplicate::into_response`](crate::Duplicate::into_response), and so from [`run`](crate::Idempotency::run).
     KeyReused,
-    /// The work was done before, and its answer was not kept. Only from [`run`](crate::Idempotency::run).
+    /// The work was done before, and its answer was not kept. From
+    /// [`Duplicate::into_response`](crate::Duplicate::into_response), and so from [`run`](crate::Idempotency::run).
     NotRetained,
     /// The key bears no time, or not in its one spelling, although [`TimestampedKeys`](crate::TimestampedKeys) asks for one.
     KeyWithoutTime,
-    /// The key is older than the window, and nothing is known of it. Only from [`run`](crate::Idempotency::run).
+    /// The key is older than the window, and nothing is known of it. From
+    /// [`Duplicate::into_response`](crate::Duplicate::into_response), and so from [`run`](crate::Idempotency::run).
     KeyExpired,
-    /// The key was born in the future. Only from [`run`](crate::Idempotency::run).
+    /// The key was born in the future. From
+    /// [`Duplicate::into_response`](crate::Duplicate::into_response), and so from [`run`](crate::Idempotency::run).
     KeyFromFuture,
     /// The owner's name is blank: `Scope::new("")`.
     BlankScope,
@@ -224,7 +228,7 @@ impl From<KeyTimeError> for ErrorKind {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
-            ErrorKind::StoreUnavailable => "the database cannot be reached; nothing was executed",
+            ErrorKind::StoreUnavailable => "the database cannot serve; nothing was kept",
             ErrorKind::NotMigrated => {
                 "a table of the schema idempotency is missing or outdated; run axum_idempotency::migrate(&pool) (for \
                  partitioned keys migrate_partitioned), or the files in migrations/, before serving requests"

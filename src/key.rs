@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn r17_r18_bounds_and_octets() {
+    fn r17_r18_f49_bounds_and_octets() {
         assert_eq!(IdempotencyKey::new(""), Err(InvalidKey::Empty));
         assert!(IdempotencyKey::new("x".repeat(1024)).is_ok());
         assert_eq!(IdempotencyKey::new("x".repeat(1025)), Err(InvalidKey::TooLong { length: 1025, limit: 1024 }));

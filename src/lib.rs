@@ -102,7 +102,7 @@ pub use self::{
 #[doc(hidden)]
 #[allow(missing_docs, clippy::missing_panics_doc)]
 pub mod fuzzing {
-    pub use crate::{middleware::fuzz_header as header, postgres::claim::fuzz_row as row};
+    pub use crate::{middleware::fuzz_header as header, postgres::row::fuzz_row as row};
 }
 
 /// The guides, in the order in which they are best read.

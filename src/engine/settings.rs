@@ -166,7 +166,7 @@ impl Idempotency {
         self.0.handler_timeout.saturating_add(self.0.concurrency.longest_wait())
     }
 
-    /// The retention that counts (R60).
+    /// The retention that counts: what would not outlast a duplicate's wait is raised.
     pub(crate) fn retention_in_force(&self) -> Retention {
         self.0.retention.outlasting(self.longest_execution())
     }

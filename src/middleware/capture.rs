@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn r45_r47_what_is_made_anew_cannot_be_kept() {
+    fn r45_r47_f38_what_is_made_anew_cannot_be_kept() {
         for name in ["connection", "te", "trailer", "upgrade", "transfer-encoding", "content-length", "date", "age"] {
             let always = HashSet::from([HeaderName::from_static(name)]);
             assert!(kept_by(&HeaderRules { always, ..HeaderRules::default() }, &[(name, b"v")]).is_empty(), "{name}");

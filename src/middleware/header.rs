@@ -152,7 +152,7 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a Heade
     Ok(line)
 }
 
-/// T6: of the three formats of HTTP dates only the one that the OASIS standard allows.
+/// Of the three formats of HTTP dates only the one that OASIS Repeatable Requests allows.
 fn imf_fixdate(value: &HeaderValue) -> Result<SystemTime, Rejection> {
     let parsed = value.to_str().ok().and_then(|text| {
         let at = httpdate::parse_http_date(text).ok()?;

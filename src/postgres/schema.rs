@@ -28,13 +28,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
         vec![
             migration(1, "keys", ReversibleUp, include_str!("../../migrations/0001_keys.up.sql")),
             migration(1, "keys", ReversibleDown, include_str!("../../migrations/0001_keys.down.sql")),
-            migration(2, "timestamped_keys", ReversibleUp, include_str!("../../migrations/0002_time_bearing.up.sql")),
-            migration(
-                2,
-                "timestamped_keys",
-                ReversibleDown,
-                include_str!("../../migrations/0002_time_bearing.down.sql"),
-            ),
+            migration(2, "time_bearing", ReversibleUp, include_str!("../../migrations/0002_time_bearing.up.sql")),
+            migration(2, "time_bearing", ReversibleDown, include_str!("../../migrations/0002_time_bearing.down.sql")),
             migration(3, "answered", ReversibleUp, include_str!("../../migrations/0003_answered.up.sql")),
             migration(3, "answered", ReversibleDown, include_str!("../../migrations/0003_answered.down.sql")),
         ],

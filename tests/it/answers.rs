@@ -277,7 +277,7 @@ async fn r26_r25_r28_the_settings_for_fingerprints_apply_over_http() {
 }
 
 #[tokio::test]
-async fn the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_the_row_says() {
+async fn f66_the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_the_row_says() {
     let database = Database::fresh().await;
     let expires = name("idempotency-expires");
     let idempotent =
@@ -305,7 +305,7 @@ async fn the_expiry_header_says_the_same_on_first_and_replayed_answers_and_what_
 }
 
 #[tokio::test]
-async fn a_reference_links_a_replay_and_refusals_to_the_first_request() {
+async fn f56_a_reference_links_a_replay_and_refusals_to_the_first_request() {
     let database = Database::fresh().await;
     let reference = name("idempotency-reference");
     let idempotency = engine(&database.pool().await).concurrency(axum_idempotency::Concurrency::NoWait);
@@ -585,7 +585,7 @@ async fn the_outcome_is_in_the_extensions_for_metrics_outside() {
 }
 
 #[tokio::test]
-async fn retention_and_concurrency_can_be_a_routes_own() {
+async fn f39_retention_and_concurrency_can_be_a_routes_own() {
     let database = Database::fresh().await;
     let idempotent = plain(&database).await;
     let forever = app_with(idempotent.clone().operation("kept").retention(Retention::forever()), create);

@@ -252,7 +252,7 @@ async fn r35_an_outer_timeout_answers_and_the_request_is_finished_all_the_same()
 
 /// Over real connections: HTTP/1.1 closes, HTTP/2 resets the stream.
 #[tokio::test]
-async fn r35_f17_a_client_that_disconnects_finds_its_request_finished_over_http_1_and_2() {
+async fn g7_r35_f17_a_client_that_disconnects_finds_its_request_finished_over_http_1_and_2() {
     let database = Database::fresh().await;
     let gate = Gate::closed();
     let inside = gate.clone();

@@ -45,7 +45,7 @@ async fn ask(address: std::net::SocketAddr, key: &str, headers: &[(&str, &str)])
 }
 
 #[tokio::test]
-async fn r55_cors_outside_gives_replays_their_own_fields_and_exposes_the_marker() {
+async fn r55_f65_cors_outside_gives_replays_their_own_fields_and_exposes_the_marker() {
     let database = Database::fresh().await;
     let cors = CorsLayer::new()
         .allow_origin(["https://a.example".parse().unwrap(), "https://b.example".parse().unwrap()])

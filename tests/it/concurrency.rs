@@ -30,7 +30,7 @@ fn ask(app: &Router, body: &'static str) -> tokio::task::JoinHandle<Reply> {
 const WAIT: Concurrency = Concurrency::Wait { timeout: Duration::from_secs(30) };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r30_f10_f26_of_a_hundred_duplicates_one_executes_and_all_get_its_answer() {
+async fn g1_r30_f10_f26_of_a_hundred_duplicates_one_executes_and_all_get_its_answer() {
     let database = Database::fresh().await;
     let runs = Runs::default();
     let counted = runs.clone();
@@ -63,7 +63,7 @@ async fn r30_duplicates_split_over_layers_with_pools_of_their_own_execute_once()
 }
 
 #[tokio::test]
-async fn r32_a_waiting_duplicate_of_another_process_is_woken_by_the_commit_and_gets_the_answer() {
+async fn r32_f9_a_waiting_duplicate_of_another_process_is_woken_by_the_commit_and_gets_the_answer() {
     let database = Database::fresh().await;
     let gate = Gate::closed();
     let app = gated(&database.pool().await, WAIT, &gate);
@@ -94,7 +94,7 @@ async fn f53_another_payload_of_another_process_is_refused_when_the_first_has_co
 }
 
 #[tokio::test]
-async fn r32_when_the_owner_leaves_no_answer_exactly_one_of_the_other_processes_executes() {
+async fn r32_f61_when_the_owner_leaves_no_answer_exactly_one_of_the_other_processes_executes() {
     let database = Database::fresh().await;
     let (runs, gate) = (Runs::default(), Gate::closed());
     let process = async || {
@@ -333,7 +333,7 @@ async fn f26_of_five_hundred_duplicates_split_over_two_processes_one_executes() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f37_after_kill_9_in_mid_handler_a_duplicate_elsewhere_executes_at_once() {
+async fn g5_f37_after_kill_9_in_mid_handler_a_duplicate_elsewhere_executes_at_once() {
     let mut two = TwoServers::start().await;
     // It would sleep for a minute.
     let first = tokio::spawn(two.charge(0, "60000").send());

@@ -43,7 +43,7 @@ fn in_flight(idempotency: &Idempotency) -> String {
 const NOTHING: &str = "InFlight { len: 0 }";
 
 #[tokio::test]
-async fn two_hundred_duplicates_on_two_layers_take_no_connection_and_send_no_statement() {
+async fn f7_two_hundred_duplicates_on_two_layers_take_no_connection_and_send_no_statement() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 4).await;
     let idempotency = engine(&pool);
@@ -93,7 +93,7 @@ async fn with_a_pool_of_one_duplicates_wait_while_the_first_has_the_only_connect
 }
 
 #[tokio::test]
-async fn a_duplicate_gets_the_very_answer_that_was_committed_not_a_copy() {
+async fn f54_a_duplicate_gets_the_very_answer_that_was_committed_not_a_copy() {
     let database = Database::fresh().await;
     let idempotency = engine(&database.pool().await);
     let Claim::Fresh(attempt) = idempotency.claim(request("k", "p")).await.unwrap() else { panic!("it is free") };
@@ -215,7 +215,7 @@ async fn a_retry_is_answered_although_a_request_with_another_payload_came_just_b
 }
 
 #[tokio::test]
-async fn retries_that_come_together_are_all_answered_by_one_look_even_when_rejecting() {
+async fn f46_retries_that_come_together_are_all_answered_by_one_look_even_when_rejecting() {
     let database = Database::logged().await;
     let pool = Database::pool_with(database.options().options([("log_statement", "all")]), 1).await;
     let app = app_with(layer(engine(&pool).concurrency(Concurrency::NoWait)), create);
@@ -240,7 +240,7 @@ async fn retries_that_come_together_are_all_answered_by_one_look_even_when_rejec
 }
 
 #[tokio::test]
-async fn nothing_is_left_in_flight_however_an_attempt_ends() {
+async fn f40_nothing_is_left_in_flight_however_an_attempt_ends() {
     let database = Database::fresh().await;
     let idempotency = engine(&database.pool().await);
     let answer = StoredResponse::new(StatusCode::OK, "");
@@ -317,7 +317,7 @@ async fn f22_panics_in_the_applications_functions_leave_nothing_and_waiters_are_
 
 /// Each key is executed elsewhere; of those who wait for them, two may do so with a connection.
 #[tokio::test]
-async fn no_more_connections_wait_inside_postgresql_than_may() {
+async fn f7_no_more_connections_wait_inside_postgresql_than_may() {
     let database = Database::fresh().await;
     let elsewhere = engine(&database.pool_of(6).await);
     let mut held = Vec::new();

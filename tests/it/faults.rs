@@ -9,7 +9,7 @@ use sqlx::{Executor as _, postgres::PgPoolOptions};
 use crate::support::{Cut, Database, Gate, Runs, app, effect, post, proxy, reply};
 
 #[tokio::test]
-async fn r37_an_unreachable_database_is_answered_503_and_nothing_is_executed() {
+async fn g6_r37_an_unreachable_database_is_answered_503_and_nothing_is_executed() {
     // Nobody listens on the port of a socket that was just closed.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let pool = PgPoolOptions::new()

@@ -104,7 +104,7 @@ fn keyed(idempotency: &Idempotency, how: &'static str) -> Router {
 }
 
 #[tokio::test]
-async fn f67_whatever_a_handler_does_with_its_connection_nothing_is_durable_without_a_stored_response() {
+async fn g2_f67_whatever_a_handler_does_with_its_connection_nothing_is_durable_without_a_stored_response() {
     for how in LOSSES {
         let database = Database::fresh().await;
         let app = keyed(&Idempotency::new(&database.pool_of(1).await), how);

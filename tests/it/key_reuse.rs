@@ -37,7 +37,7 @@ async fn f57_the_refusal_holds_nothing_that_is_stored() {
 }
 
 #[tokio::test]
-async fn r23_r24_path_query_method_and_content_type_belong_to_the_fingerprint() {
+async fn r23_r24_f47_path_query_method_and_content_type_belong_to_the_fingerprint() {
     let database = Database::fresh().await;
     let idempotent = layer(engine(&database.pool().await));
     let app = Router::new()
@@ -67,7 +67,7 @@ async fn r23_r24_path_query_method_and_content_type_belong_to_the_fingerprint() 
 }
 
 #[tokio::test]
-async fn r22_the_same_key_on_another_operation_is_another_intent() {
+async fn r22_f62_the_same_key_on_another_operation_is_another_intent() {
     let database = Database::fresh().await;
     let idempotent = layer(engine(&database.pool().await));
     let app = Router::new()

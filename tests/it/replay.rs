@@ -5,14 +5,14 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use axum_idempotency::Tx;
+use axum_idempotency::{RejectionKind, Tx};
 use futures_util::stream;
 use serde_json::json;
 
 use crate::support::{Database, Runs, app, create, effect, engine, get, post, reply};
 
 #[tokio::test]
-async fn r44_a_retry_gets_the_stored_answer_byte_for_byte_and_the_handler_runs_once() {
+async fn g3_r44_f31_f44_a_retry_gets_the_stored_answer_byte_for_byte_and_the_handler_runs_once() {
     let database = Database::fresh().await;
     let runs = Runs::default();
     let counted = runs.clone();
@@ -109,13 +109,14 @@ async fn r1_other_methods_pass_through_without_the_database() {
 }
 
 #[tokio::test]
-async fn the_body_reaches_the_handler_unchanged() {
+async fn f36_the_body_reaches_the_handler_unchanged_and_is_compared() {
     let database = Database::fresh().await;
     let app = app(&database.pool().await, |_tx: Tx, body: axum::body::Bytes| async move { body });
     let sent: Vec<u8> = (0..200_000_u32).map(|n| n.to_le_bytes()[0]).collect();
     let echoed = reply(&app, post("/things").key("k").body(sent.clone())).await;
     assert_eq!(echoed.body, sent);
     assert_eq!(reply(&app, post("/things").key("k").body(sent.clone())).await.body, sent);
+    reply(&app, post("/things").key("k").body(sent[1..].to_vec())).await.assert_refused(RejectionKind::KeyReused);
 }
 
 /// A middleware inside has changed the body, and left its length as it was. On the wire, over one connection.

@@ -63,7 +63,7 @@ async fn f4_a_swallowed_sql_error_is_answered_500_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn r33_f24_a_commit_that_a_deferred_constraint_refuses_is_answered_500_and_leaves_nothing() {
+async fn g4_r33_f24_a_commit_that_a_deferred_constraint_refuses_is_answered_500_and_leaves_nothing() {
     let database = Database::fresh().await;
     let deferred = "alter table effect add constraint late unique (note) deferrable initially deferred";
     database.connection().await.execute(deferred).await.unwrap();
@@ -150,7 +150,7 @@ async fn on_a_shared_pool_a_handler_that_ends_the_transaction_itself_is_answered
 
 /// Whatever it answers: what it has made durable itself is not undone by a 4xx or 5xx either.
 #[tokio::test]
-async fn on_a_shared_pool_a_handler_that_ends_the_transaction_and_then_fails_is_found_out_as_well() {
+async fn f83_on_a_shared_pool_a_handler_that_ends_the_transaction_and_then_fails_is_found_out_as_well() {
     for (statement, said) in [("commit", "ran COMMIT"), ("rollback", "ran ROLLBACK")] {
         for status in [400, 402, 500] {
             let database = Database::fresh().await;
@@ -218,7 +218,7 @@ async fn a_begin_of_the_handlers_changes_nothing() {
 }
 
 #[tokio::test]
-async fn f22_a_panic_in_the_handler_rolls_back_frees_the_key_and_propagates() {
+async fn f22_f41_a_panic_in_the_handler_rolls_back_frees_the_key_and_propagates() {
     let database = Database::fresh().await;
     let pool = database.pool_of(1).await;
     let runs = Runs::default();
@@ -312,7 +312,7 @@ async fn r42_an_answer_over_the_limit_is_rolled_back() {
 }
 
 #[tokio::test]
-async fn r6_r49_a_protocol_switch_and_trailers_are_refused_loudly() {
+async fn r6_r49_f21_a_protocol_switch_and_trailers_are_refused_loudly() {
     let database = Database::fresh().await;
     let switching = app(&database.pool().await, async |_tx: Tx| StatusCode::SWITCHING_PROTOCOLS);
     reply(&switching, post("/things").key("k")).await.assert_refused(RejectionKind::ResponseUnsupported);

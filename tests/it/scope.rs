@@ -21,7 +21,7 @@ async fn f32_the_same_key_of_another_owner_is_another_intent() {
 }
 
 #[tokio::test]
-async fn r5_a_request_without_an_owner_is_refused_and_leaves_nothing() {
+async fn r5_f33_a_request_without_an_owner_is_refused_and_leaves_nothing() {
     let database = Database::fresh().await;
     let runs = Runs::default();
     let counted = runs.clone();
@@ -38,7 +38,7 @@ async fn r5_a_request_without_an_owner_is_refused_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn one_scope_for_all_is_a_choice_that_is_written_down() {
+async fn f34_one_scope_for_all_is_a_choice_that_is_written_down() {
     let database = Database::fresh().await;
     let everybody = IdempotencyLayer::new(engine(&database.pool().await), |_| Some(Scope::global()));
     let app = app_with(everybody, create);

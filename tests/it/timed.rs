@@ -260,7 +260,7 @@ impl Connect for sqlx::postgres::PgConnectOptions {
 /// T4 and T5, the theorem: whatever the clock does (within the margin), whoever prunes, retries and starts anew with
 /// another window, no key is executed twice. And what can be known to be new is not refused.
 #[tokio::test]
-async fn t4_t5_no_key_is_executed_twice_without_any_limit_in_time() {
+async fn g9_t4_t5_t9_no_key_is_executed_twice_without_any_limit_in_time() {
     for (seed, way) in (1..).zip(WAYS) {
         let mut world = World::new(way).await;
         let mut random = Random(seed * 7_919);
@@ -594,7 +594,7 @@ async fn a_consumer_is_told_by_the_kind_of_the_error() {
 
 /// The same as for plain keys: replay, another payload, undone and kept, undone and freed, waiting elsewhere.
 #[tokio::test]
-async fn in_either_table_the_layer_keeps_its_contract() {
+async fn f50_in_either_table_the_layer_keeps_its_contract() {
     for way in [Way::Uuid, Way::UuidPartitioned] {
         let world = World::new(way).await;
         let pool = Database::pool_with(world.clock.options(), 4).await;
@@ -691,6 +691,22 @@ async fn t6_repeatable_requests_over_http() {
 /// As HTTP writes it.
 fn httpdate(at: i64) -> String {
     httpdate::fmt_http_date(moment(at))
+}
+
+/// A signature, for one, is made anew for each attempt, and may be valid for minutes only.
+#[tokio::test]
+async fn t8_the_times_of_an_attempt_are_not_those_of_its_key() {
+    let world = World::new(Way::Uuid).await;
+    let pool = Database::pool_with(world.clock.options(), 4).await;
+    let app = app_with(layer(engine(&pool)).timestamped_keys(Way::Uuid.keys(HOUR)), create);
+    let ask = |at: i64| {
+        let signed = format!("sig=(\"@method\");created={}", at / 1_000);
+        post("/things").key(&uuid(START, 1)).header("date", &httpdate(at)).header("signature-input", &signed)
+    };
+    // Before the window, and far in the future.
+    let first = reply(&app, ask(START - 10 * HOUR)).await;
+    assert_eq!((first.status.as_u16(), first.replayed()), (201, false));
+    assert!(reply(&app, ask(START + 10 * HOUR)).await.replayed());
 }
 
 #[tokio::test]
