@@ -107,6 +107,8 @@ pub(crate) enum Ended {
     Refused,
     #[error("it made its transaction read-only: everything was rolled back")]
     ReadOnly,
+    #[error("it left a statement of its own unfinished, such as a COPY: everything was rolled back")]
+    OutOfStep,
 }
 
 /// Why the database could not serve: the source of [`StoreUnavailable`](ErrorKind::StoreUnavailable) and

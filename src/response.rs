@@ -29,10 +29,18 @@ struct Parts {
 pub struct Window {
     /// When the key was first used.
     pub first_used: SystemTime,
-    /// From when on the answer is not replayed any more; `None` if never.
+    /// From when on the answer is not replayed any more; `None` if never. Of a tombstone, which is never replayed: when the
+    /// key was first used.
     pub replay_ends: Option<SystemTime>,
     /// From when on the key counts as never used; `None` if never.
     pub expires: Option<SystemTime>,
+}
+
+impl Window {
+    /// That of a tombstone: nothing is replayed, from the first use on.
+    pub(crate) fn without_replay(self) -> Self {
+        Self { replay_ends: Some(self.first_used), ..self }
+    }
 }
 
 /// What is left of an answer that was not kept: that there was one.

@@ -91,7 +91,7 @@ impl Attempt {
     /// by name, `BEGIN READ WRITE` and the like. On a [shared pool](Idempotency::sharing) what is written after a
     /// `ROLLBACK` is durable, and [`TransactionEnded`](ErrorKind::TransactionEnded) says so.
     pub fn connection(&mut self) -> &mut PgConnection {
-        self.transaction.connection()
+        self.transaction.lend()
     }
 
     #[cfg(feature = "axum")]
@@ -118,6 +118,7 @@ impl Attempt {
         match self.transaction.note(recorded) {
             Ok(window) => {
                 let window = window.unwrap_or(self.window);
+                self.transaction.is_in_step();
                 self.transaction.commit().await?;
                 self.leader.committed(response.with_window(window));
                 Ok(window)
@@ -205,7 +206,15 @@ impl Attempt {
         row = Row { window: Some(self.window), tid: self.tid.as_deref(), ..row };
         row.sending.limit = row.sending.limit.min(ROLLBACK_LIMIT);
         let checked = record::check(self.transaction.connection(), row).await;
-        self.transaction.note(checked)
+        match self.transaction.note(checked) {
+            Ok(()) => {
+                self.transaction.is_in_step();
+                Ok(())
+            }
+            // It has to be asked again after the rollback.
+            Err(error) if error.kind() == ErrorKind::TransactionAborted => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// After a failure of ours. If the work has meddled with the transaction, nobody knows what the connection is

@@ -238,7 +238,7 @@ pub(super) fn terms<'a>(
         answer,
         sending: idempotency.0.connections.sending(),
         serializable: idempotency.0.connections.are_serializable(),
-        claims: None,
+        held: None,
     }
 }
 

@@ -5,6 +5,7 @@ use tokio::time::timeout_at;
 
 use super::{
     ClaimUsing, Duplicate, Idempotency,
+    attempt::row,
     claim::{ROUNDS, compare, refuse_blank, terms},
     patience::Patience,
     timing::{prepare, timing},
@@ -12,7 +13,10 @@ use super::{
 use crate::{
     Error, ErrorKind, IdempotentRequest,
     error::Unavailable,
-    postgres::claim::{self, Claimed, Terms, Wait},
+    postgres::{
+        claim::{self, Claimed, Terms, Wait},
+        record,
+    },
 };
 
 /// How many keys a transaction may claim. Each takes a place in the server's table of locks, which all its sessions share: by
@@ -35,7 +39,7 @@ pub(super) async fn claim_using(
     for _ in 0..ROUNDS {
         let sending = idempotency.0.connections.sending();
         let held = claim::claims(connection, sending).await?;
-        if held >= MOST_CLAIMS {
+        if held.claims >= MOST_CLAIMS {
             return Err(Error::new(ErrorKind::TooManyClaims));
         }
         let mut savepoint = sending.ask(connection.begin()).await?;
@@ -43,9 +47,16 @@ pub(super) async fn claim_using(
             Wait::Never => Wait::NextToNothing,
             wait => wait,
         };
-        let terms = Terms { claims: Some(held.saturating_add(1)), ..terms(idempotency, timing, None) };
+        let terms = Terms { held: Some(held), ..terms(idempotency, timing, None) };
         let asked = claim::claim(&mut savepoint, request, wait, terms);
         let claimed = match timeout_at(patience.limit(wait, terms), asked).await {
+            Ok(Err(error)) if error.kind() == ErrorKind::Unanswered => {
+                // This transaction itself may hold it.
+                if !record::is_held_here(&mut savepoint, row(idempotency, request)?).await? {
+                    return Err(error);
+                }
+                Claimed::Held
+            }
             Ok(claimed) => claimed?,
             Err(_) => return Err(Error::unavailable(Unavailable::NoAnswer(sending.limit))),
         };

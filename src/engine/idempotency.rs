@@ -68,6 +68,12 @@ impl Idempotency {
         &self.0.backlog
     }
 
+    /// Do sessions refuse what is written outside the engine's transactions?
+    #[cfg(feature = "axum")]
+    pub(crate) fn has_guarded_sessions(&self) -> bool {
+        self.0.connections.are_guarded()
+    }
+
     /// Begins a transaction for a request with a key.
     pub(super) async fn begin(&self, request: &IdempotentRequest) -> Result<Transaction, Error> {
         self.0.connections.begin(Begin::Keyed, request.local_settings()).await

@@ -31,7 +31,7 @@ impl Keyless {
     }
 
     pub(crate) fn connection(&mut self) -> &mut PgConnection {
-        self.transaction.connection()
+        self.transaction.lend()
     }
 
     pub(crate) fn connection_ref(&self) -> &PgConnection {

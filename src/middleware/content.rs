@@ -16,6 +16,8 @@ pub(super) struct ContentRules {
 pub(super) struct Content<'a> {
     way: Way,
     pub(super) parts: Vec<Cow<'a, [u8]>>,
+    /// Parameters of the media type that count.
+    pub(super) others: Vec<&'a [u8]>,
 }
 
 #[derive(Clone, Copy)]
@@ -68,11 +70,17 @@ impl<'a> Content<'a> {
     }
 
     fn of_multipart(lines: &[&'a [u8]], encoded: bool, body: &'a [u8]) -> Self {
-        let boundary = multipart::boundary(lines).filter(|_| !encoded);
-        match boundary.and_then(|boundary| multipart::segments(body, boundary)) {
-            Some(segments) => Self::borrowed(Way::Multipart, segments),
+        let parameters = multipart::parameters(lines).filter(|_| !encoded);
+        let segments = parameters.as_ref().and_then(|parameters| multipart::segments(body, parameters.boundary));
+        match (parameters, segments) {
+            (Some(parameters), Some(segments)) => {
+                let mut this = Self::borrowed(Way::Multipart, segments);
+                // Behind the segments, whose number the head says.
+                this.others = parameters.others;
+                this
+            }
             // The boundary stands in the field, and may be read in more than one way.
-            None => Self::borrowed(Way::MultipartBytes, lines.iter().copied().chain([body])),
+            _ => Self::borrowed(Way::MultipartBytes, lines.iter().copied().chain([body])),
         }
     }
 
@@ -81,17 +89,18 @@ impl<'a> Content<'a> {
     }
 
     fn one(way: Way, part: Vec<u8>) -> Self {
-        Self { way, parts: vec![Cow::Owned(part)] }
+        Self { way, parts: vec![Cow::Owned(part)], others: Vec::new() }
     }
 
     fn borrowed(way: Way, parts: impl IntoIterator<Item = &'a [u8]>) -> Self {
-        Self { way, parts: parts.into_iter().map(Cow::Borrowed).collect() }
+        Self { way, parts: parts.into_iter().map(Cow::Borrowed).collect(), others: Vec::new() }
     }
 
     /// What goes before the parts, so that they are never taken for what follows them.
-    pub(super) fn head(&self) -> [u8; 9] {
-        let mut head = [self.way as u8; 9];
-        head[1..].copy_from_slice(&(self.parts.len() as u64).to_be_bytes());
+    pub(super) fn head(&self) -> [u8; 17] {
+        let mut head = [self.way as u8; 17];
+        head[1..9].copy_from_slice(&(self.parts.len() as u64).to_be_bytes());
+        head[9..].copy_from_slice(&(self.others.len() as u64).to_be_bytes());
         head
     }
 }

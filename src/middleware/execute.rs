@@ -2,7 +2,7 @@
 
 use axum::{
     body::{Body, Bytes},
-    http::{header, request::Parts, response},
+    http::{Version, header, request::Parts, response},
     response::Response,
 };
 use tokio::time::timeout;
@@ -37,6 +37,7 @@ pub(super) async fn execute<E: Send + 'static>(
     body: Whole,
     attempt: Attempt,
 ) -> Result<Response, Stop<E>> {
+    let guarded = exchange.config.idempotency.has_guarded_sessions();
     let slot = Slot::of(attempt);
     let answered = async {
         match handler.call(parts, Body::from(body), &slot).await {
@@ -58,17 +59,18 @@ pub(super) async fn execute<E: Send + 'static>(
         Ok(Ok(captured)) => captured,
         Ok(Err(stop)) => {
             // That the handler has ended its transaction is the worse news.
-            slot.release().await?;
-            return Err(stop.undone());
+            let certain = slot.release(guarded).await?;
+            return Err(stop.undone(certain));
         }
         Err(payload) => {
-            drop(slot.release().await);
+            drop(slot.release(guarded).await);
             panic::resume(payload);
         }
     };
     // Only now: the body was read, so nothing of the response can still be using the connection.
     let operation = exchange.request.operation();
-    let returned = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
+    let returned = slot.take().inspect_err(|rejection| blame(rejection, operation));
+    let returned = returned.map_err(|rejection| Stop::from(rejection).undone(guarded))?;
     let Some(Returned { open: Open::Attempt(attempt), taken }) = returned else {
         return Err(Rejection::new(RejectionKind::Internal, "the request's transaction is gone").into());
     };
@@ -79,7 +81,8 @@ pub(super) async fn execute<E: Send + 'static>(
     {
         blame(&rejection, operation);
         attempt.release().await.or_else(tolerate)?;
-        return Err(rejection.undone().into());
+        // It may have written by another connection.
+        return Err(rejection.into());
     }
     end(exchange, attempt, captured).await
 }
@@ -98,13 +101,16 @@ async fn end<E>(exchange: &Exchange, attempt: Attempt, captured: Captured) -> Re
         }
         Disposition::Commit => {
             let completed = attempt.complete(&stored).await;
-            (Some(completed.map_err(|error| Stop::from(error).undone())?), stored.bytes().is_some())
+            let guarded = exchange.config.idempotency.has_guarded_sessions();
+            (Some(completed.map_err(|error| Stop::from(error).undone(guarded))?), stored.bytes().is_some())
         }
         Disposition::Reject => match attempt.reject(&stored).await? {
             Rejected::Stored(window) => (Some(window), stored.bytes().is_some()),
             Rejected::Overtaken(duplicate) => return Ok(exchange.respond(duplicate)?),
         },
     };
+    // A replay has none of what an upstream's response may have brought.
+    parts.version = Version::default();
     exchange.annotate(&mut parts.headers, window, kept);
     parts.extensions.insert(Outcome::Executed(disposition));
     Ok(Response::from_parts(parts, body))

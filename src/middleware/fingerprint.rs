@@ -84,6 +84,8 @@ impl FingerprintRules {
 
     fn usual(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
         let uri = original_uri(parts);
+        // `/things?` is another target than `/things`.
+        let has_query: &[u8] = if uri.query().is_some() { b"?" } else { b"" };
         let query = uri.query().unwrap_or_default().as_bytes();
         let query = if self.query_in_any_order { Cow::Owned(pairs::ordered(query)) } else { Cow::Borrowed(query) };
         let essence = essence(parts);
@@ -92,9 +94,17 @@ impl FingerprintRules {
         let content = Content::of(self.content, &lines, &essence, !encoding.is_empty(), body);
         let head = content.head();
         let listed: Vec<_> = self.headers.iter().map(|name| Listed::of(parts, name)).collect();
-        let mut fields =
-            vec![parts.method.as_str().as_bytes(), uri.path().as_bytes(), &query, &essence, &encoding, &head];
+        let mut fields = vec![
+            parts.method.as_str().as_bytes(),
+            uri.path().as_bytes(),
+            has_query,
+            &query,
+            &essence,
+            &encoding,
+            &head,
+        ];
         fields.extend(content.parts.iter().map(|part| &**part));
+        fields.extend(&content.others);
         for field in &listed {
             fields.push(&field.count);
             fields.extend(&field.lines);

@@ -313,7 +313,7 @@ mod tests {
         let is_multipart = matches!(asked.body, Body::Multipart { .. });
         if !asked.essence.is_empty() {
             all.push((asked.with(|asked| asked.essence = asked.essence.to_uppercase()), plain || !is_multipart));
-            all.push((asked.with(|asked| asked.parameters = " ;x=\"; y\""), plain || !is_multipart));
+            all.push((asked.with(|asked| asked.parameters = " ;x=\"; y\""), !is_multipart));
         }
         let queries = swaps(&asked.query, false).map(|query| asked.with(|asked| asked.query = query));
         all.extend(queries.map(|other| (other, rules.query_in_any_order)));

@@ -51,7 +51,7 @@ async fn flow<E: Send + 'static>(
 ) -> Result<Response, Stop<E>> {
     let settings = config.local_settings(&parts);
     let Some(Sent { key, first }) = config.find(&parts.headers)? else {
-        return keyless(config, handler, parts, body, operation, settings).await.map_err(Stop::undone);
+        return keyless(config, handler, parts, body, operation, settings).await;
     };
     let scope = config.scope(&parts)?;
     let body = whole(body, config.max_request_bytes).await?;

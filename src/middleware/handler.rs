@@ -57,9 +57,9 @@ pub(super) enum Stop<E> {
 }
 
 impl<E> Stop<E> {
-    /// As [`Rejection::undone`].
-    pub(super) fn undone(self) -> Self {
-        self.map(Rejection::undone)
+    /// For work that was undone, as is certain or not.
+    pub(super) fn undone(self, certain: bool) -> Self {
+        self.map(if certain { Rejection::undone } else { Rejection::perhaps_done })
     }
 
     pub(super) fn map(self, change: impl FnOnce(Rejection) -> Rejection) -> Self {

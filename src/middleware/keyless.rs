@@ -27,6 +27,7 @@ pub(super) async fn keyless<E: Send + 'static>(
         let detail = format!("this operation needs the header field {}", config.header());
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
+    let guarded = config.idempotency.has_guarded_sessions();
     let slot = Slot::not_begun(config.idempotency.clone(), settings);
     let mut answering = Box::pin(handler.call(parts, body, &slot));
     let answered = match config.handler_timeout {
@@ -39,8 +40,8 @@ pub(super) async fn keyless<E: Send + 'static>(
                 Err(_) => {
                     drop(answering);
                     let rejection = out_of_time(operation, slot.why_so_slow().await);
-                    slot.release().await?;
-                    return Err(rejection.into());
+                    let certain = slot.release(guarded).await?;
+                    return Err(Stop::from(rejection).undone(certain));
                 }
             }
         },
@@ -48,7 +49,7 @@ pub(super) async fn keyless<E: Send + 'static>(
     let (mut parts, body) = match answered {
         Ok(response) => response.into_parts(),
         Err(error) => {
-            slot.release().await?;
+            slot.release(guarded).await?;
             return Err(Stop::Failed(error));
         }
     };
@@ -57,13 +58,14 @@ pub(super) async fn keyless<E: Send + 'static>(
         Some(Rejection::new(RejectionKind::ResponseUnsupported, detail))
     });
     if let Some(rejection) = refused {
-        slot.release().await?;
-        return Err(rejection.into());
+        let certain = slot.release(guarded).await?;
+        return Err(Stop::from(rejection).undone(certain));
     }
-    let returned = slot.take().inspect_err(|rejection| blame(rejection, operation))?;
+    let returned = slot.take().inspect_err(|rejection| blame(rejection, operation));
+    let returned = returned.map_err(|rejection| Stop::from(rejection).undone(guarded))?;
     if let Some(Returned { open: Open::Keyless(keyless), .. }) = returned {
         match config.disposition(&parts) {
-            Disposition::Commit => keyless.commit().await?,
+            Disposition::Commit => keyless.commit().await.map_err(|error| Stop::from(error).undone(guarded))?,
             Disposition::Reject | Disposition::Release => keyless.rollback().await.or_else(tolerate)?,
         }
     }

@@ -5,16 +5,25 @@ use memchr::memmem::Finder;
 /// The longest boundary that RFC 2046 (section 5.1.1) allows.
 const LONGEST: usize = 70;
 
-/// The boundary that `Content-Type` names, if every reader finds the same: one line, whose parameters follow the grammar of
-/// RFC 9110 (section 5.6.6), with one `boundary` among them that is as RFC 2046 has it and holds no escapes.
-pub(super) fn boundary<'a>(lines: &[&'a [u8]]) -> Option<&'a [u8]> {
+/// What `Content-Type` says of a multipart body.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Parameters<'a> {
+    pub(super) boundary: &'a [u8],
+    /// Names and values of the other parameters, such as the `start` of `multipart/related`.
+    pub(super) others: Vec<&'a [u8]>,
+}
+
+/// The parameters, if every reader finds the same boundary in them: one line, whose parameters follow the grammar of RFC 9110
+/// (section 5.6.6), with one `boundary` among them that is as RFC 2046 has it and holds no escapes, and no other parameter that
+/// some reader could take for it (`boundary*0` of RFC 2231, or whatever else holds the word).
+pub(super) fn parameters<'a>(lines: &[&'a [u8]]) -> Option<Parameters<'a>> {
     let [line] = *lines else { return None };
     let media_type = line.split(|byte| *byte == b';').next()?;
     if !media_type.trim_ascii().to_ascii_lowercase().starts_with(b"multipart/") || media_type.contains(&b',') {
         return None;
     }
     let mut rest = &line[media_type.len()..];
-    let mut found = None;
+    let (mut found, mut others) = (None, Vec::new());
     while let Some((b';', after)) = rest.split_first() {
         rest = after.trim_ascii_start();
         let name = token(rest);
@@ -25,11 +34,19 @@ pub(super) fn boundary<'a>(lines: &[&'a [u8]]) -> Option<&'a [u8]> {
         let (b'=', after) = rest[name.len()..].split_first()? else { return None };
         let (value, after) = value(after)?;
         rest = after.trim_ascii_start();
-        if name.eq_ignore_ascii_case(b"boundary") && found.replace(value).is_some() {
-            return None;
+        if name.eq_ignore_ascii_case(b"boundary") {
+            if found.replace(value).is_some() {
+                return None;
+            }
+        } else {
+            others.extend([name, value]);
         }
     }
-    found.filter(|value| rest.is_empty() && is_boundary(value))
+    let names_it = |part: &&[u8]| part.to_ascii_lowercase().windows(8).any(|word| word == b"boundary");
+    if !rest.is_empty() || others.iter().any(names_it) {
+        return None;
+    }
+    found.filter(|value| is_boundary(value)).map(|boundary| Parameters { boundary, others })
 }
 
 /// A parameter's value, as a token or without its quotes, and what follows it.
@@ -100,6 +117,10 @@ mod tests {
 
     use super::*;
 
+    fn named<'a>(lines: &[&'a [u8]]) -> Option<&'a [u8]> {
+        parameters(lines).map(|parameters| parameters.boundary)
+    }
+
     #[test]
     fn r27_a_boundary_is_found_where_every_reader_finds_the_same() {
         let seventy = "x".repeat(70);
@@ -107,13 +128,17 @@ mod tests {
             ("multipart/form-data; boundary=abc", "abc"),
             ("Multipart/Form-Data;BOUNDARY=\"abc\"", "abc"),
             ("multipart/mixed ; charset=utf-8 ; boundary=a.b-c_d'e+f;", "a.b-c_d'e+f"),
-            ("multipart/mixed;; boundary=\"gc0p 4/:=?(),\" ; a=\"; boundary=\\\"x\"", "gc0p 4/:=?(),"),
+            ("multipart/mixed;; boundary=\"gc0p 4/:=?(),\" ; a=\"; b=\\\"x\"", "gc0p 4/:=?(),"),
             (&format!("multipart/mixed; boundary={seventy}"), &*seventy),
         ] {
-            assert_eq!(boundary(&[line.as_bytes()]), Some(found.as_bytes()), "{line}");
+            assert_eq!(named(&[line.as_bytes()]), Some(found.as_bytes()), "{line}");
         }
         for line in [
             "multipart/form-data",
+            "multipart/form-data; boundary=abc; boundary*=utf-8\'\'abc",
+            "multipart/form-data; boundary*0=a; boundary=abc",
+            "multipart/form-data; xboundary=a; boundary=abc",
+            "multipart/form-data; boundary=abc; a=\"; boundary=x\"",
             "multipart/form-data; charset=utf-8",
             "text/plain; boundary=abc",
             "text/plain, multipart/form-data; boundary=abc",
@@ -136,11 +161,11 @@ mod tests {
             "multipart/form-data boundary=abc",
             &format!("multipart/mixed; boundary={seventy}x"),
         ] {
-            assert_eq!(boundary(&[line.as_bytes()]), None, "{line}");
+            assert_eq!(named(&[line.as_bytes()]), None, "{line}");
         }
         let line: &[u8] = b"multipart/form-data; boundary=abc";
-        assert_eq!(boundary(&[line, line]), None);
-        assert_eq!(boundary(&[]), None);
+        assert_eq!(named(&[line, line]), None);
+        assert_eq!(named(&[]), None);
     }
 
     fn of(body: &str, boundary: &str) -> Option<Vec<Vec<u8>>> {
@@ -222,7 +247,7 @@ mod tests {
         #[test]
         fn any_field_value_has_a_boundary_or_none_and_never_a_panic(parameters in "[;=\"\\\\ ,bB/-]{0,8}(boundary=)?[;=\"\\\\ ,bB/-]{0,8}") {
             let line = format!("multipart/mixed;{parameters}");
-            if let Some(found) = boundary(&[line.as_bytes()]) {
+            if let Some(found) = named(&[line.as_bytes()]) {
                 prop_assert!(is_boundary(found));
             }
         }

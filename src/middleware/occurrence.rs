@@ -42,7 +42,7 @@ impl From<Ended> for Occurrence {
     fn from(how: Ended) -> Self {
         match how {
             Ended::Committed => Self::Executed,
-            Ended::Savepoint | Ended::Refused | Ended::ReadOnly => Self::NotExecuted,
+            Ended::Savepoint | Ended::Refused | Ended::ReadOnly | Ended::OutOfStep => Self::NotExecuted,
             // What came after the rollback is durable, and may be all of it or nothing.
             Ended::RolledBack | Ended::Either => Self::Unknown,
         }

@@ -49,6 +49,10 @@ impl From<Error> for Rejection {
                         "the handler ran ROLLBACK on its connection; what it did after that is durable, no answer \
                          was stored, and the key is free"
                     }
+                    Some(Ended::OutOfStep) => {
+                        "the handler left a statement unfinished on its connection, such as a COPY that it dropped; nothing was \
+                         kept, the key is free"
+                    }
                     Some(Ended::Savepoint) => {
                         "the handler left a savepoint open on its connection; nothing was kept, the key is free"
                     }
@@ -103,7 +107,8 @@ impl From<Error> for Rejection {
             (_, Some(how)) => refused.with_occurrence(how.into()),
             (_, None) => refused,
         };
-        let nothing_was_kept = matches!(error.how_ended(), Some(Ended::Refused | Ended::ReadOnly | Ended::Savepoint));
+        let nothing_was_kept =
+            matches!(error.how_ended(), Some(Ended::Refused | Ended::ReadOnly | Ended::Savepoint | Ended::OutOfStep));
         if nothing_was_kept { refused.with_key_reusable(true) } else { refused }
     }
 }

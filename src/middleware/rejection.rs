@@ -140,12 +140,18 @@ impl Rejection {
     /// For a request whose work began, which says that none was done under its key before, and was undone; or for one without
     /// a key, whose work was undone or did not begin.
     pub(super) fn undone(self) -> Self {
-        match self.kind() {
+        match self.kind {
             RejectionKind::StoreUnavailable | RejectionKind::Misconfigured | RejectionKind::Internal => {
                 self.with_occurrence(Occurrence::NotExecuted)
             }
             _ => self,
         }
+    }
+
+    /// For a request whose work may have had effects besides its transaction: where only its kind says that it had none.
+    pub(super) fn perhaps_done(self) -> Self {
+        let by_kind = self.kind.occurrence() == self.occurrence && self.occurrence == Occurrence::NotExecuted;
+        if by_kind { self.with_occurrence(Occurrence::Unknown) } else { self }
     }
 }
 

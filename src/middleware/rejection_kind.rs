@@ -85,15 +85,15 @@ rejection_kinds! {
     /// The route requires a key and there is none.
     MissingKey = 400 BAD_REQUEST "missing-key" "Idempotency-Key is missing", refused, same_key, NotExecuted;
     /// The field is there, but is not one valid key.
-    InvalidKey = 400 BAD_REQUEST "invalid-key" "Idempotency-Key is not valid", refused, new_key, NotExecuted;
+    InvalidKey = 400 BAD_REQUEST "invalid-key" "Idempotency-Key is not valid", refused, new_key, Unknown;
     /// The method is not one that the layer handles, and
     /// [`refuse_unhandled_keys`](crate::IdempotencyLayer::refuse_unhandled_keys) is set.
-    KeyNotHandled = 400 BAD_REQUEST "key-not-handled" "Idempotency-Key means nothing to this method", refused, same_key, NotExecuted;
+    KeyNotHandled = 400 BAD_REQUEST "key-not-handled" "Idempotency-Key means nothing to this method", refused, same_key, Unknown;
     /// The key bears a time before the window, and nothing is known of it. The problem's type tells it from the 412
     /// of a precondition; [`rejection_status`](crate::IdempotencyLayer::rejection_status) can make it a 410.
     KeyExpired = 412 PRECONDITION_FAILED "key-expired" "Idempotency-Key is too old", refused, new_key, Unknown;
     /// The key bears a time in the future.
-    KeyFromFuture = 400 BAD_REQUEST "key-from-future" "Idempotency-Key is from the future", refused, new_key, NotExecuted;
+    KeyFromFuture = 400 BAD_REQUEST "key-from-future" "Idempotency-Key is from the future", refused, new_key, Unknown;
     /// Nobody owns the request.
     Unscoped = 401 UNAUTHORIZED "unscoped" "The request has no owner", refused, same_key, Unknown;
     /// The layer's guard does not let this caller have the stored answer.

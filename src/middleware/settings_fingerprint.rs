@@ -58,6 +58,8 @@ impl IdempotencyLayer {
     /// Values of one name stay in their order: `a=1&b=2&a=3` is `b=2&a=1&a=3`, but not `a=3&b=2&a=1`. Names are compared as a
     /// server decodes them, so that `%61` is `a`, and names that are not UTF-8 are one where their replacements are. But for
     /// the order, the bytes count: `a=%31` is another pair than `a=1`. Pairs are parted by `&` alone.
+    ///
+    /// Not for readers of nested names, for which the order of different names means something: `items[][id]=1&items[][gift]=yes`.
     pub fn form_in_any_order(self, any_order: bool) -> Self {
         self.with(|config| config.fingerprint.content.form_in_any_order = any_order)
     }

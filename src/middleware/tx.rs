@@ -12,6 +12,7 @@ use super::{refuse::logged, rejection::Rejection, rejection_kind::RejectionKind}
 use crate::{
     Error, ErrorKind, Idempotency, LocalSettings,
     engine::{Attempt, Keyless, Slow, probe},
+    error::Ended,
 };
 
 /// The request's connection, as an extractor: what a handler writes through it is committed together with its
@@ -123,7 +124,8 @@ impl<S: Sync> FromRequestParts<S> for Tx {
         if let State::NotBegun(not_begun) = &*state {
             let (idempotency, settings) = &**not_begun;
             let keyless = Keyless::begin(idempotency, settings.clone()).await;
-            let open = Open::Keyless(keyless.map_err(logged)?);
+            // The handler has not run.
+            let open = Open::Keyless(keyless.map_err(|error| logged(error).undone())?);
             *state = State::Open { open: Box::new(open), taken: true };
         }
         OwnedMutexGuard::try_map(state, |state| match state {
@@ -239,19 +241,25 @@ impl Slot {
         }
     }
 
-    /// After a failure: rolls back what is there, so that the key is free when the client is answered.
+    /// After a failure: rolls back what is there, so that the key is free when the client is answered. Says whether it is
+    /// certain that the handler has done nothing; on sessions that are not `guarded` it is only where that was asked.
     ///
     /// # Errors
     ///
     /// The handler has ended the transaction itself. Other failures mean a connection that is gone, and the server rolls
     /// back on its own.
-    pub(super) async fn release(&self) -> Result<(), Error> {
-        let released = match self.take().map(|returned| returned.map(|returned| returned.open)) {
-            Ok(Some(Open::Attempt(attempt))) => attempt.release().await,
-            Ok(Some(Open::Keyless(keyless))) => keyless.rollback().await,
-            Ok(None) | Err(_) => Ok(()),
+    pub(super) async fn release(&self, guarded: bool) -> Result<bool, Error> {
+        let (released, taken) = match self.take() {
+            Ok(Some(Returned { open: Open::Attempt(attempt), taken })) => (attempt.release().await, taken),
+            Ok(Some(Returned { open: Open::Keyless(keyless), taken })) => (keyless.rollback().await, taken),
+            Ok(None) => return Ok(false),
+            // It is rolled back when the task that holds it lets go of it.
+            Err(_) => return Ok(guarded),
         };
-        released.or_else(tolerate)
+        match released {
+            Ok(()) => Ok(taken),
+            Err(error) => tolerate(error).map(|()| taken && guarded),
+        }
     }
 }
 
@@ -259,5 +267,6 @@ impl Slot {
 pub(super) fn tolerate(error: Error) -> Result<(), Error> {
     let shown = &error as &dyn std::error::Error;
     tracing::error!(error = shown, source = shown.source(), "the handler's work could not be rolled back");
-    if error.kind() == ErrorKind::TransactionEnded { Err(error) } else { Ok(()) }
+    let is_undone = error.how_ended() == Some(Ended::OutOfStep);
+    if error.kind() == ErrorKind::TransactionEnded && !is_undone { Err(error) } else { Ok(()) }
 }

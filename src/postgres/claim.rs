@@ -64,8 +64,8 @@ pub(crate) struct Terms<'a> {
     pub(crate) sending: Sending,
     /// Whether transactions are serializable, unless they say otherwise.
     pub(crate) serializable: bool,
-    /// In a transaction of the caller's: how many claims it holds, with this one.
-    pub(crate) claims: Option<u32>,
+    /// In a transaction of the caller's: what it is like.
+    pub(crate) held: Option<Held>,
 }
 
 /// A key's time, and what is accepted; all in microseconds.
@@ -81,6 +81,11 @@ pub(crate) struct Timing {
 }
 
 impl Terms<'_> {
+    /// How many claims the caller's transaction holds with this one.
+    fn claims(&self) -> Option<String> {
+        self.held.map(|held| held.claims.saturating_add(1).to_string())
+    }
+
     pub(crate) fn table(&self) -> Table {
         Timing::table(self.timing)
     }
@@ -238,7 +243,7 @@ async fn ask(
         (None, Wait::UpTo(_)) => CLAIM_WAITING,
     };
     let query = of_claim(statement, request, terms).bind(request.lock_number());
-    let claims = terms.claims.map(|claims| claims.to_string());
+    let claims = terms.claims();
     let query = match (terms.timing, wait) {
         (Some(Timing { born: _, window, keep, skew, partitioned }), wait) => query
             .bind(wait.lock_timeout())
@@ -264,9 +269,7 @@ async fn take_over(
     terms: Terms<'_>,
     judged: &PgRow,
 ) -> Result<Result<PgRow, sqlx::Error>, Error> {
-    let bound = |query: Query<'static, Postgres, PgArguments>| {
-        query.bind(wait.lock_timeout()).bind(terms.claims.map(|claims| claims.to_string()))
-    };
+    let bound = |query: Query<'static, Postgres, PgArguments>| query.bind(wait.lock_timeout()).bind(terms.claims());
     let query = match terms.timing {
         None => bound(of_claim(TAKE_OVER, request, terms)),
         Some(Timing { born, .. }) => {
@@ -286,13 +289,16 @@ fn of_claim(
     terms: Terms<'_>,
 ) -> Query<'static, Postgres, PgArguments> {
     let answer = terms.answer.map(Columns::of);
+    // Counted from when a transaction began, which may be long ago.
+    let age = terms.held.map_or(0, |held| held.age);
+    let from_now = |micros: i64| interval(micros.saturating_add(age));
     let query = of_request(statement, request).bind(request.fingerprint().to_stored());
     let query = match terms.timing {
         Some(timing) => query.bind(Moment(timing.born)),
-        None => query.bind(terms.retention.keep_micros().map(interval)),
+        None => query.bind(terms.retention.keep_micros().map(from_now)),
     };
     query
-        .bind(terms.retention.replay_micros().map(interval))
+        .bind(terms.retention.replay_micros().map(from_now))
         .bind(answer.as_ref().map(|columns| columns.status))
         .bind(answer.as_ref().and_then(|columns| columns.header_names.as_deref()))
         .bind(answer.as_ref().and_then(|columns| columns.header_values.as_deref()))
@@ -320,10 +326,23 @@ pub(crate) async fn look(
 
 /// How many claims the transaction of the caller's holds. Fails if PostgreSQL has given it up: where SAVEPOINT itself fails,
 /// sqlx (0.9) rolls the whole transaction back, and what comes after that would be durable statement by statement.
-pub(crate) async fn claims(connection: &mut PgConnection, sending: Sending) -> Result<u32, Error> {
-    let query = sqlx::query_scalar(CLAIMS).persistent(sending.kept);
-    let claims: Option<String> = sending.ask(query.fetch_one(connection)).await?;
-    Ok(claims.and_then(|claims| claims.parse().ok()).unwrap_or_default())
+pub(crate) async fn claims(connection: &mut PgConnection, sending: Sending) -> Result<Held, Error> {
+    let query = sqlx::query_as(CLAIMS).persistent(sending.kept);
+    let (claims, age): (Option<String>, PgInterval) = sending.ask(query.fetch_one(connection)).await?;
+    let days = i64::from(age.days).saturating_mul(24 * 60 * 60 * 1_000_000);
+    Ok(Held {
+        claims: claims.and_then(|claims| claims.parse().ok()).unwrap_or_default(),
+        age: days.saturating_add(age.microseconds),
+    })
+}
+
+/// What a transaction of the caller's is like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    /// How many claims it holds.
+    pub(crate) claims: u32,
+    /// How long ago it began, in microseconds.
+    pub(crate) age: i64,
 }
 
 /// Does somebody execute the request? To be asked in another transaction than the one that waited in vain: the lock, if it is

@@ -171,6 +171,15 @@ fn unwrapped(error: sqlx::Error) -> Box<dyn std::error::Error + Send + Sync> {
     }
 }
 
+/// Did one side say what the other did not expect at that point of the protocol?
+pub(super) fn is_of_protocol(error: &Error) -> bool {
+    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
+    source.is_some_and(|error| match error {
+        sqlx::Error::Protocol(_) => true,
+        error => verdict(error).0 == "08P01",
+    })
+}
+
 /// Is there no such cursor?
 #[cfg(feature = "axum")]
 pub(super) fn is_no_cursor(error: &sqlx::Error) -> bool {

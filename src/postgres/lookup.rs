@@ -26,9 +26,11 @@ fn found(row: &PgRow) -> Result<KeyStatus, Error> {
     let status = u16::try_from(status).ok().and_then(|status| StatusCode::from_u16(status).ok());
     let bytes: Option<i64> = row.try_get("bytes").map_err(before_commit)?;
     let replay_ended: bool = row.try_get("replay_ended").map_err(before_commit)?;
+    let body_bytes = bytes.filter(|_| !replay_ended).and_then(|bytes| u64::try_from(bytes).ok());
+    let window = window(row)?;
     Ok(KeyStatus {
         status: status.ok_or_else(|| Error::new(ErrorKind::CorruptRow))?,
-        body_bytes: bytes.filter(|_| !replay_ended).and_then(|bytes| u64::try_from(bytes).ok()),
-        window: window(row)?,
+        body_bytes,
+        window: if body_bytes.is_some() { window } else { window.without_replay() },
     })
 }

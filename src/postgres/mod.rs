@@ -22,6 +22,7 @@ mod sql;
 pub(crate) mod stats;
 mod table;
 pub(crate) mod time;
+mod token;
 pub(crate) mod transaction;
 pub(crate) mod windows;
 

@@ -13,6 +13,7 @@ use super::{
     sql::{sql, sql_of_both},
     table::Statements,
     time::Moment,
+    token::{after_work, is_of, out_of_step, token},
 };
 use crate::{
     Error, ErrorKind, IdempotentRequest, Retention, StoredResponse, Window,
@@ -78,25 +79,36 @@ pub(crate) async fn record(
     match recorded {
         Ok(true) => Ok(own),
         Ok(false) => Err(row.lost(connection).await),
-        Err(error) => Err(row.refused(connection, error).await),
+        Err(error) => Err(row.refused(connection, after_work(error)).await),
     }
 }
 
-/// Before a rollback: is there still something to roll back? A transaction that PostgreSQL has given up is still ours.
+/// Before a rollback: is there still something to roll back?
 ///
 /// # Errors
 ///
-/// [`TransactionEnded`](ErrorKind::TransactionEnded), with how.
+/// [`TransactionEnded`](ErrorKind::TransactionEnded), with how; [`TransactionAborted`](ErrorKind::TransactionAborted) where
+/// PostgreSQL has given the transaction up, which is still ours then.
 pub(crate) async fn check(connection: &mut PgConnection, row: Row<'_>) -> Result<(), Error> {
     row.sending.take_in(connection).await?;
     let Some(window) = row.window else { return Err(row.lost(connection).await) };
-    let own = sqlx::query_scalar(IS_OWN).bind(Moment::of(window.first_used)).persistent(row.sending.kept);
-    match row.sending.ask(own.fetch_one(&mut *connection)).await {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(row.lost(connection).await),
-        Err(error) if error.kind() == ErrorKind::TransactionAborted => Ok(()),
-        Err(error) => Err(error),
+    let token = token();
+    let own = sqlx::query(IS_OWN).bind(Moment::of(window.first_used)).bind(token).persistent(row.sending.kept);
+    match row.sending.ask(own.fetch_optional(&mut *connection)).await {
+        Ok(Some(given)) if is_of(&given, token) => match given.try_get("own").map_err(before_commit)? {
+            true => Ok(()),
+            false => Err(row.lost(connection).await),
+        },
+        Ok(_) => Err(out_of_step()),
+        Err(error) => Err(after_work(error)),
     }
+}
+
+/// Is there a claim of this very transaction's that waits for its response?
+pub(crate) async fn is_held_here(connection: &mut PgConnection, row: Row<'_>) -> Result<bool, Error> {
+    let found = row.look(connection).await?;
+    let told = |found: PgRow| Ok(found.try_get("own")? && found.try_get("unanswered")?);
+    found.map_or(Ok(false), |found| told(found).map_err(before_commit))
 }
 
 impl<'a> Row<'a> {
@@ -114,7 +126,13 @@ impl<'a> Row<'a> {
         }
         let Some(found) = self.look(connection).await? else { return Ok(None) };
         let own: bool = found.try_get("own").map_err(before_commit)?;
-        if own { window(&found).map(Some) } else { Ok(None) }
+        if !own {
+            return Ok(None);
+        }
+        // The caller's transaction may have begun long ago: a retention of the response's own counts from now.
+        let first_used = Moment::read(&found, "asked_at")?.map(Moment::to_system_time);
+        let claimed = window(&found)?;
+        Ok(Some(Window { first_used: first_used.unwrap_or(claimed.first_used), ..claimed }))
     }
 
     async fn look(&self, connection: &mut PgConnection) -> Result<Option<PgRow>, Error> {
@@ -160,8 +178,13 @@ impl<'a> Row<'a> {
         if let Some(tid) = self.tid {
             query = query.bind(tid);
         }
-        let done = self.sending.ask(query.persistent(self.sending.kept).execute(connection)).await?;
-        Ok(done.rows_affected() == 1)
+        let token = token();
+        let written = query.bind(token).persistent(self.sending.kept).fetch_optional(connection);
+        match self.sending.ask(written).await? {
+            None => Ok(false),
+            Some(row) if is_of(&row, token) => Ok(true),
+            Some(_) => Err(out_of_step()),
+        }
     }
 
     /// Why the row could not be written: where nothing may be written, either the work has made its transaction
@@ -171,8 +194,9 @@ impl<'a> Row<'a> {
             return error;
         }
         let error = match check(connection, self).await {
-            // It was open, and PostgreSQL has given it up for our own statement.
             Ok(()) => Error::ended(Ended::ReadOnly),
+            // It was open, and PostgreSQL has given it up for our own statement.
+            Err(error) if error.kind() == ErrorKind::TransactionAborted => Error::ended(Ended::ReadOnly),
             Err(error) => error,
         };
         error.on(Connection::Unfit)

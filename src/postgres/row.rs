@@ -48,8 +48,10 @@ pub(super) fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
     let response = response(row)?;
     let replay_ended: bool = row.try_get("replay_ended").map_err(before_commit)?;
     let response = if replay_ended { StoredResponse::not_retained(response.status()) } else { response };
+    let window = window(row)?;
+    let window = if response.bytes().is_some() { window } else { window.without_replay() };
     let born = Moment::read(row, "born")?.map(|born| born.0);
-    Ok(Some(Stored { fingerprint, born, response: response.with_window(window(row)?) }))
+    Ok(Some(Stored { fingerprint, born, response: response.with_window(window) }))
 }
 
 pub(super) fn window(row: &PgRow) -> Result<Window, Error> {

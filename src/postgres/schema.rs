@@ -114,7 +114,11 @@ async fn run(migrator: &Migrator, pool: &PgPool) -> Result<(), MigrateError> {
     if is_up_to_date {
         return Ok(());
     }
-    let options = options.options([("search_path", "pg_catalog"), ("lock_timeout", LOCK_LIMIT)]);
+    let options = options.options([
+        ("search_path", "pg_catalog"),
+        ("lock_timeout", LOCK_LIMIT),
+        ("default_transaction_read_only", "off"),
+    ]);
     let end = Instant::now().checked_add(PATIENCE);
     loop {
         let own = one(options.clone());

@@ -8,6 +8,7 @@ use super::{
     Sending,
     error::{at_begin, before_commit, during_commit, gave_up},
     lent::Lent,
+    token,
 };
 use crate::{
     Error,
@@ -32,13 +33,15 @@ pub(crate) struct Transaction {
     /// `Busy` from when a BEGIN or COMMIT is sent until its answer is there: sqlx (0.9) loses track of one that is not
     /// awaited to its end, and the next borrower would be inside the transaction.
     state: Connection,
+    /// Whether what the connection gives as a statement's result is known to be that one's: the work may have left it otherwise.
+    in_step: bool,
     begin: SqlStr,
     sending: Sending,
 }
 
 impl Transaction {
     pub(super) async fn begin_on(lent: Lent, begin: SqlStr, sending: Sending) -> Result<Self, Error> {
-        let mut this = Self { lent: Some(lent), state: Connection::Busy, begin: begin.clone(), sending };
+        let mut this = Self { lent: Some(lent), state: Connection::Busy, in_step: true, begin: begin.clone(), sending };
         let settings = begin.as_str().contains("set_config");
         match sending.within(Manager::begin(this.connection(), Some(begin))).await {
             Ok(()) => {
@@ -64,6 +67,17 @@ impl Transaction {
     #[expect(clippy::expect_used, reason = "only methods that take `self` by value empty it")]
     pub(crate) fn connection_ref(&self) -> &PgConnection {
         self.lent.as_deref().expect("BUG: the transaction has ended")
+    }
+
+    /// The connection, for the work.
+    pub(crate) fn lend(&mut self) -> &mut PgConnection {
+        self.in_step = false;
+        self.connection()
+    }
+
+    /// The last statement on the connection gave what was its own.
+    pub(crate) fn is_in_step(&mut self) {
+        self.in_step = true;
     }
 
     /// Is the connection known to be in order?
@@ -133,7 +147,9 @@ impl Transaction {
             self.state = error.connection().max(Connection::Unfit);
             return Err(error);
         }
-        self.state = state;
+        self.state =
+            if self.in_step || token::is_in_step(self.connection(), sending).await { state } else { Connection::Busy };
+        let state = self.state;
         let lent = self.lent.take().expect("BUG: the transaction has ended");
         if state == Connection::Fit {
             return Ok(lent);
@@ -163,10 +179,12 @@ impl Drop for Transaction {
             lent.discard(self.state);
             return;
         }
-        let (runtime, sending) = (lent.runtime().clone(), self.sending);
+        let (runtime, sending, in_step) = (lent.runtime().clone(), self.sending, self.in_step);
         drop(runtime.spawn(async move {
-            if let Err(error) = roll_back(&mut lent, sending).await {
-                lent.discard(before_commit(error).connection().max(Connection::Unfit));
+            match roll_back(&mut lent, sending).await {
+                Err(error) => lent.discard(before_commit(error).connection().max(Connection::Unfit)),
+                Ok(()) if in_step || token::is_in_step(&mut lent, sending).await => {}
+                Ok(()) => lent.discard(Connection::Busy),
             }
         }));
     }

@@ -27,6 +27,7 @@ mod limits;
 mod migrations;
 mod on_the_wire;
 mod operators;
+mod outside;
 mod pool;
 mod properties;
 mod readers;

@@ -158,7 +158,7 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
     use axum_idempotency::{Scope, TimestampedKeys};
 
     let database = Database::fresh().await;
-    let pool = role(&database, "app", &documented_grants("-- For the role that prunes")).await;
+    let pool = role(&database, "app", &documented_grants("-- For pruning")).await;
     migrate(&pool).await.unwrap();
     let idempotency = engine(&pool);
     let app =
@@ -193,7 +193,7 @@ async fn f77_a_role_with_the_documented_grants_migrates_claims_replays_and_no_mo
     idempotency.prune(10).await.unwrap();
 
     // An operator who reads; and one who may do nothing is told so.
-    let reader = role(&database, "reader", &documented_block(2).replace(" to operator", " to app")).await;
+    let reader = role(&database, "reader", &documented_block(3).replace(" to operator", " to app")).await;
     engine(&reader).stats().await.unwrap();
     let key = IdempotencyKey::new("k").unwrap();
     let declined = engine(&reader).lookup(&Scope::new("alice"), &Operation::new("declined"), &key).await.unwrap();

@@ -101,7 +101,9 @@ fn as_for_keys(text: &str) -> String {
     let text = text.replace(", born_at) operator", ") operator").replace(", present.born_at)", ")");
     let text = text.replace("conflict (scope, operation, key, born_at)", "conflict (scope, operation, key)");
     let text = text.replace("key, born_at from", "key from").replace("$9::pg_catalog.text", "$8::pg_catalog.text");
-    text.replace("$11::pg_catalog.text", "$10::pg_catalog.text")
+    let text = text.replace("$11::pg_catalog.text", "$10::pg_catalog.text");
+    let numbered = |text: String, n: u8| text.replace(&format!("${n}::bigint as token"), "$n::bigint as token");
+    (8..=12).fold(text, numbered)
 }
 
 #[test]

@@ -2,5 +2,6 @@
 -- where the transaction began.
 --
 -- $1 first_used timestamptz
+-- $2 token bigint
 
-select pg_catalog.now() operator(pg_catalog.=) $1 as own
+select pg_catalog.now() operator(pg_catalog.=) $1 as own, $2::bigint as token

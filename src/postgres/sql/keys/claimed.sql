@@ -5,7 +5,8 @@
 -- $2 operation text
 -- $3 key text
 
-select created_at as first_used, expires_at as expires, replay_until,
+select created_at as first_used, pg_catalog.statement_timestamp() as asked_at,
+       expires_at as expires, replay_until,
        status is null as unanswered, created_at operator(pg_catalog.=) pg_catalog.now() as own
   from idempotency.keys
  where (scope, operation, key) operator(pg_catalog.=) ($1, $2, $3)

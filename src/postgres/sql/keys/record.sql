@@ -1,5 +1,5 @@
 -- Writes the response into the row that this transaction has claimed: the last statement before the
--- commit.
+-- commit. It gives the token back, by which its result is told from that of another statement.
 --
 -- `created_at` is when the claiming transaction began, and so is `now()` as long as that
 -- transaction lasts. A row that this does not find was claimed by another transaction: the work has
@@ -12,8 +12,10 @@
 -- $5 header_names text[]
 -- $6 header_values bytea[]
 -- $7 body bytea
+-- $8 token bigint
 
 update idempotency.keys
    set status = $4, header_names = $5, header_values = $6, body = $7
  where (scope, operation, key) operator(pg_catalog.=) ($1, $2, $3)
    and status is null and created_at operator(pg_catalog.=) pg_catalog.now()
+returning $8::bigint as token

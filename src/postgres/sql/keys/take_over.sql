@@ -1,6 +1,6 @@
 -- Claims a key whose row has expired, once its advisory lock is this transaction's: as if the
 -- pruner had been there. If another transaction is at the row, it waits for that one, at most so
--- long.
+-- long. A claim that this very transaction holds is not taken over.
 --
 -- $1 scope text
 -- $2 operation text
@@ -29,6 +29,7 @@ with setting as materialized (
     from gate
    where (present.scope, present.operation, present.key) operator(pg_catalog.=) ($1, $2, $3)
      and present.expires_at operator(pg_catalog.<=) pg_catalog.statement_timestamp()
+     and (present.status is not null or present.created_at operator(pg_catalog.<>) pg_catalog.now())
   returning present.created_at, present.expires_at, present.replay_until
 )
 select claim.created_at is not null as ours, null::pg_catalog.text as place,

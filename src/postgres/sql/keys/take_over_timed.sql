@@ -31,6 +31,7 @@ with setting as materialized (
     from gate
    where (present.scope, present.operation, present.key) operator(pg_catalog.=) ($1, $2, $3)
      and present.expires_at operator(pg_catalog.<=) pg_catalog.statement_timestamp()
+     and (present.status is not null or present.created_at operator(pg_catalog.<>) pg_catalog.now())
   returning present.created_at, present.expires_at, present.replay_until
 )
 select claim.created_at is not null as ours, null::pg_catalog.text as place,

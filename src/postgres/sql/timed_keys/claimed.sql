@@ -6,7 +6,8 @@
 -- $3 key text
 -- $4 born timestamptz
 
-select created_at as first_used, expires_at as expires, replay_until,
+select created_at as first_used, pg_catalog.statement_timestamp() as asked_at,
+       expires_at as expires, replay_until,
        status is null as unanswered, created_at operator(pg_catalog.=) pg_catalog.now() as own
   from idempotency.timed_keys
  where (scope, operation, key, born_at) operator(pg_catalog.=) ($1, $2, $3, $4)
