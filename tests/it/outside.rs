@@ -6,7 +6,7 @@ use std::{
 };
 
 use axum::{
-    Form, Router,
+    Router,
     http::StatusCode,
     response::{IntoResponse as _, Response},
     routing,
@@ -75,7 +75,7 @@ async fn a_transaction_that_is_older_than_the_window_does_not_execute_twice_what
     let mut transaction = connection.begin().await.unwrap();
     transaction.execute("select pg_sleep(0.2)").await.unwrap();
     for _ in 0..3 {
-        if let ClaimUsing::Fresh = idempotency.claim_using(&mut transaction, &message("m")).await.unwrap() {
+        if matches!(idempotency.claim_using(&mut transaction, &message("m")).await.unwrap(), ClaimUsing::Fresh) {
             effect(&mut transaction).await;
             idempotency.complete_using(&mut transaction, &message("m"), &done()).await.unwrap();
         }
