@@ -336,3 +336,24 @@ async fn f78_a_transaction_claims_a_thousand_keys_and_is_told_before_it_fills_th
     transaction.rollback().await.unwrap();
     assert_eq!(database.rows().await.len(), 1_001);
 }
+
+/// A key is held by a live transaction, however short its retention is, also against that transaction itself.
+#[tokio::test]
+async fn a_transaction_does_not_take_over_what_it_holds_itself() {
+    let database = Database::fresh().await;
+    let brief = axum_idempotency::Retention::new(Duration::from_millis(1)).unwrap();
+    let idempotency = engine(&database.pool_of(2).await).concurrency(Concurrency::NoWait).retention(brief);
+    let mut connection = database.connection().await;
+    let mut transaction = connection.begin().await.unwrap();
+    assert!(matches!(idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap(), ClaimUsing::Fresh));
+    transaction.execute("select pg_sleep(0.05)").await.unwrap();
+    for _ in 0..2 {
+        let again = idempotency.claim_using(&mut transaction, &message("m", "p")).await.unwrap();
+        assert!(matches!(again, ClaimUsing::Duplicate(Duplicate::InProgress)), "{again:?}");
+    }
+    idempotency
+        .complete_using(&mut transaction, &message("m", "p"), &StoredResponse::new(StatusCode::OK, ""))
+        .await
+        .unwrap();
+    transaction.commit().await.unwrap();
+}
