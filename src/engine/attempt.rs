@@ -211,8 +211,11 @@ impl Attempt {
                 self.transaction.is_in_step();
                 Ok(())
             }
-            // It has to be asked again after the rollback.
-            Err(error) if error.kind() == ErrorKind::TransactionAborted => Ok(()),
+            // Were the connection out of step, the ROLLBACK would get this same error for its own.
+            Err(error) if error.kind() == ErrorKind::TransactionAborted => {
+                self.transaction.is_in_step();
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

@@ -357,3 +357,38 @@ async fn a_transaction_does_not_take_over_what_it_holds_itself() {
         .unwrap();
     transaction.commit().await.unwrap();
 }
+
+/// sqlx (0.9) does not count what a COPY that was dropped has still to say. Whoever gets the connection next would take each
+/// result for that of the statement before.
+#[tokio::test]
+async fn a_connection_that_is_out_of_step_serves_nobody_however_its_attempt_ends() {
+    use futures_util::TryStreamExt as _;
+
+    let database = Database::fresh().await;
+    let pool = database.pool_of(2).await;
+    let idempotency = engine(&pool).max_connections(1);
+    for (n, failing) in [false, true].into_iter().enumerate() {
+        for (m, release) in [false, true].into_iter().enumerate() {
+            let key = |name: &str| message(&format!("{name} {n} {m}"), "p");
+            let Claim::Fresh(mut attempt) = idempotency.claim(key("copy")).await.unwrap() else { panic!("it is free") };
+            {
+                let mut rows = attempt.connection().copy_out_raw("copy (select 1) to stdout").await.unwrap();
+                rows.try_next().await.unwrap().unwrap();
+            }
+            for _ in 0..3 {
+                let statement = if failing { "select 1 / $1::int" } else { "select 1 + $1::int" };
+                drop(sqlx::query(statement).bind(0).fetch_optional(attempt.connection()).await);
+            }
+            if release {
+                drop(attempt.release().await)
+            } else {
+                drop(attempt)
+            }
+            // On the only connection, or on another one.
+            for name in ["next", "and its next"] {
+                let Claim::Fresh(attempt) = idempotency.claim(key(name)).await.unwrap() else { panic!("it is free") };
+                attempt.complete(&StoredResponse::new(StatusCode::CREATED, "done")).await.unwrap();
+            }
+        }
+    }
+}
