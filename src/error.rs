@@ -51,9 +51,9 @@ pub enum ErrorKind {
     CommitRefused,
     /// The connection given to [`claim_using`](crate::Idempotency::claim_using) is not inside a transaction.
     NoTransaction,
-    /// The transaction given to [`claim_using`](crate::Idempotency::claim_using) holds a thousand claims. Each takes a place in
-    /// the server's table of locks, which all its sessions share. Nothing was claimed, and the transaction goes on: commit it, and
-    /// claim the rest in another one.
+    /// The transaction given to [`claim_using`](crate::Idempotency::claim_using) holds a thousand claims. Each takes a
+    /// place in the server's table of locks, which all its sessions share. Nothing was claimed, and the transaction goes
+    /// on: commit it, and claim the rest in another one.
     TooManyClaims,
     /// Another request under this key is running, and did not end in time. Only from
     /// [`run`](crate::Idempotency::run).

@@ -37,8 +37,8 @@ impl IdempotentRequest {
         Self { scope, operation, key, fingerprint, first_sent: None, local_settings: LocalSettings::new() }
     }
 
-    /// When the client first sent it, for [`TimestampedKeys::first_sent`](crate::TimestampedKeys::first_sent): to the second, and
-    /// not before 1970.
+    /// When the client first sent it, for [`TimestampedKeys::first_sent`](crate::TimestampedKeys::first_sent): to the
+    /// second, and not before 1970.
     #[must_use]
     pub fn with_first_sent(self, at: SystemTime) -> Self {
         let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());

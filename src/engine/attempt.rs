@@ -55,8 +55,8 @@ pub struct Attempt {
 pub enum Rejected {
     /// It is stored, for this window, and is what every retry will get.
     Stored(Window),
-    /// While the work was being undone, the key was used elsewhere, or became too old to be kept: nothing was stored, and this is
-    /// what the client is to be told.
+    /// While the work was being undone, the key was used elsewhere, or became too old to be kept: nothing was stored, and
+    /// this is what the client is to be told.
     Overtaken(Duplicate),
 }
 

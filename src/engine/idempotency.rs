@@ -95,8 +95,8 @@ impl Idempotency {
     /// `a_claim_is_committed_with_its_response`). The window counts from the beginning of the caller's transaction: claim
     /// early in it. Whether a key has expired is a matter of when it is asked, however long ago the transaction began.
     ///
-    /// A transaction holds a thousand claims at most, since each takes a place in the server's table of locks; the next one is
-    /// refused with [`TooManyClaims`](crate::ErrorKind::TooManyClaims), and the transaction goes on.
+    /// A transaction holds a thousand claims at most, since each takes a place in the server's table of locks; the next
+    /// one is refused with [`TooManyClaims`](crate::ErrorKind::TooManyClaims), and the transaction goes on.
     ///
     /// The first claim of an operation whose keys [bear a time](TimestampedKeys), and the first one of a partition, take a
     /// connection from the engine's pool for a moment.
@@ -175,8 +175,8 @@ impl Idempotency {
         postgres::lookup::lookup(&self.0.connections, scope, operation, key, table).await
     }
 
-    /// What lies in the tables, for an operator's page and for alerts. It reads about 8 MiB of each table: on larger ones the
-    /// numbers of rows are estimates, from a random sample of pages.
+    /// What lies in the tables, for an operator's page and for alerts. It reads about 8 MiB of each table: on larger ones
+    /// the numbers of rows are estimates, from a random sample of pages.
     ///
     /// # Errors
     ///
@@ -186,11 +186,11 @@ impl Idempotency {
     }
 
     /// Deletes all keys of one owner with their responses, in batches of a thousand, and says how many there were: for an
-    /// owner who leaves, or asks for the deletion of data. Whatever that owner repeats executes as new, except under keys that
-    /// bear a time before the window.
+    /// owner who leaves, or asks for the deletion of data. Whatever that owner repeats executes as new, except under keys
+    /// that bear a time before the window.
     ///
-    /// A request that is being executed meanwhile leaves its key. A key that has expired and is just being used again is passed
-    /// over, and counted in [`Erased::remaining`]: ask again. [Responses in memory](Self::response_cache) of other
+    /// A request that is being executed meanwhile leaves its key. A key that has expired and is just being used again is
+    /// passed over, and counted in [`Erased::remaining`]: ask again. [Responses in memory](Self::response_cache) of other
     /// processes go when their age is over.
     ///
     /// # Errors

@@ -115,9 +115,9 @@ impl Idempotency {
     }
 
     /// After what time the server looks whether a client is still there while it executes a statement, on sessions of the
-    /// engine's own pool (`client_connection_check_interval`, PostgreSQL 14 and later). Default: one second. `None` leaves
-    /// it to the server, for platforms that do not have it, such as Windows. A connection that is closed while the server may be
-    /// busy on it counts for twice as long.
+    /// engine's own pool (`client_connection_check_interval`, PostgreSQL 14 and later). Default: one second. `None`
+    /// leaves it to the server, for platforms that do not have it, such as Windows. A connection that is closed while the
+    /// server may be busy on it counts for twice as long.
     #[must_use]
     pub fn client_check(self, interval: impl Into<Option<Duration>>) -> Self {
         let interval = interval.into();
@@ -200,14 +200,14 @@ impl Idempotency {
     /// Answers that this process has committed are kept in its memory as well, up to so many bytes and no longer than
     /// `age`, and are replayed from there without asking the database. Default: none are.
     ///
-    /// What is stored never changes, and an answer is not kept beyond its window; so what a client can notice is that
-    /// an answer which was erased elsewhere, by [`erase_scope`](Self::erase_scope) in another process or by hand, is replayed for
-    /// up to `age` more. A few seconds are enough for most retries. Answers of
+    /// What is stored never changes, and an answer is not kept beyond its window; so what a client can notice is that an
+    /// answer which was erased elsewhere, by [`erase_scope`](Self::erase_scope) in another process or by hand, is
+    /// replayed for up to `age` more. A few seconds are enough for most retries. Answers of
     /// [`discard_responses`](crate::IdempotencyLayer::discard_responses) routes are not kept here either.
     ///
-    /// It counts for all clones of this value. An answer larger than half of `bytes` is not kept. `bytes` covers what is kept
-    /// with it as well; body and fields are copied, so that nothing larger stays in memory for their sake. The age counts by the
-    /// wall clock too, so that a machine that was suspended replays nothing that is too old.
+    /// It counts for all clones of this value. An answer larger than half of `bytes` is not kept. `bytes` covers what is
+    /// kept with it as well; body and fields are copied, so that nothing larger stays in memory for their sake. The age
+    /// counts by the wall clock too, so that a machine that was suspended replays nothing that is too old.
     #[must_use]
     pub fn response_cache(self, bytes: usize, age: Duration) -> Self {
         self.0.in_flight.recent().limit(bytes, age);

@@ -34,8 +34,8 @@ enum Way {
 }
 
 impl<'a> Content<'a> {
-    /// `lines` are those of `Content-Type`, `essence` the media type that they give, and `encoded` bodies are in another coding
-    /// than their media type says.
+    /// `lines` are those of `Content-Type`, `essence` the media type that they give, and `encoded` bodies are in another
+    /// coding than their media type says.
     pub(super) fn of(rules: ContentRules, lines: &[&'a [u8]], essence: &[u8], encoded: bool, body: &'a [u8]) -> Self {
         if lines.iter().any(|line| names_multipart(line)) {
             return Self::of_multipart(lines, encoded, body);

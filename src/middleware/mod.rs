@@ -8,9 +8,9 @@
 //!    `Idempotent-Replayed: true`. The handler is not called and nothing is written.
 //! 3. **Wait.** The key is being executed: the request waits for that answer ([`Concurrency`](crate::Concurrency)),
 //!    or gets 409 `in-flight`.
-//! 4. **Refuse.** The key was used for another request: 422 `key-reused`. It was answered, and the answer was not kept: 409
-//!    `response-not-retained`. It [bears a time](crate::TimestampedKeys) that is too old, or in the future: 412 `key-expired`,
-//!    400 `key-from-future`.
+//! 4. **Refuse.** The key was used for another request: 422 `key-reused`. It was answered, and the answer was not kept:
+//!    409 `response-not-retained`. It [bears a time](crate::TimestampedKeys) that is too old, or in the future: 412
+//!    `key-expired`, 400 `key-from-future`.
 //! 5. **Fail closed.** The database cannot be reached: 503, and nothing is executed.
 //!
 //! Methods other than POST and PATCH pass through untouched. A request without a key is refused with 400, or executed
@@ -76,8 +76,8 @@
 //!   key that is answered, but its effects are neither undone by a 500 nor committed with the response. The layer says so
 //!   in the log; [`require_tx`](IdempotencyLayer::require_tx) refuses it.
 //! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key, up to
-//!   the [`handler_timeout`](IdempotencyLayer::handler_timeout). What goes on after its client has gone has the tracing span of its
-//!   request, but not the task-locals of layers outside.
+//!   the [`handler_timeout`](IdempotencyLayer::handler_timeout). What goes on after its client has gone has the tracing
+//!   span of its request, but not the task-locals of layers outside.
 //! * The claim is the first statement of the transaction, so a handler cannot set another isolation level; the role's
 //!   or the database's default applies. The answer is written by the role that the handler leaves behind.
 

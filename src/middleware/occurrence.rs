@@ -5,18 +5,19 @@ use crate::error::Ended;
 /// Whether a refused request was executed, now or before, as far as the layer knows; the member `occurrence` of the problem
 /// document.
 ///
-/// It speaks of what has been responded to: another request with the same key that is still under way, or comes later, may be
-/// executed yet.
+/// It speaks of what has been responded to: another request with the same key that is still under way, or comes later,
+/// may be executed yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Occurrence {
-    /// `executed`: it was executed to its response, or has committed something by itself, and is not executed again under this
-    /// key. What a response that [undoes its work](crate::Disposition::Reject) says has been decided counts too.
+    /// `executed`: it was executed to its response, or has committed something by itself, and is not executed again under
+    /// this key. What a response that [undoes its work](crate::Disposition::Reject) says has been decided counts too.
     Executed,
     /// `not-executed`: nothing of it has taken effect.
     NotExecuted,
-    /// `unknown`: the layer cannot tell, for instance since the database does not say whether the key was used before. The same
-    /// request again, under the same key, finds out where the refusal is [retryable](crate::RejectionKind::is_retryable).
+    /// `unknown`: the layer cannot tell, for instance since the database does not say whether the key was used before.
+    /// The same request again, under the same key, finds out where the refusal is
+    /// [retryable](crate::RejectionKind::is_retryable).
     Unknown,
 }
 

@@ -63,8 +63,8 @@ impl Rejection {
         Self { occurrence, ..self }
     }
 
-    /// Whether the request was executed, now or before: that of its [kind](RejectionKind::occurrence), unless the refusal knows
-    /// better.
+    /// Whether the request was executed, now or before: that of its [kind](RejectionKind::occurrence), unless the refusal
+    /// knows better.
     #[must_use]
     pub fn occurrence(&self) -> Occurrence {
         self.occurrence
@@ -137,8 +137,8 @@ impl Rejection {
 }
 
 impl Rejection {
-    /// For a request whose work began, which says that none was done under its key before, and was undone; or for one without
-    /// a key, whose work was undone or did not begin.
+    /// For a request whose work began, which says that none was done under its key before, and was undone; or for one
+    /// without a key, whose work was undone or did not begin.
     pub(super) fn undone(self) -> Self {
         match self.kind() {
             RejectionKind::StoreUnavailable | RejectionKind::Misconfigured | RejectionKind::Internal => {

@@ -56,8 +56,8 @@ macro_rules! rejection_kinds {
                 }
             }
 
-            /// May the same key be used for the request that the client should make next, be it repeated or corrected? If not,
-            /// the next request needs a new key.
+            /// May the same key be used for the request that the client should make next, be it repeated or corrected? If
+            /// not, the next request needs a new key.
             #[must_use]
             pub const fn is_key_reusable(self) -> bool {
                 match self {
@@ -65,8 +65,8 @@ macro_rules! rejection_kinds {
                 }
             }
 
-            /// Whether the request was executed, if nothing more is known than the kind: then it is not executed only if it is
-            /// certain that no earlier request with its key was.
+            /// Whether the request was executed, if nothing more is known than the kind: then it is not executed only if
+            /// it is certain that no earlier request with its key was.
             #[must_use]
             pub const fn occurrence(self) -> Occurrence {
                 match self {

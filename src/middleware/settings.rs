@@ -67,9 +67,9 @@ impl IdempotencyLayer {
         self.with_idempotency(|idempotency| idempotency.retention(retention))
     }
 
-    /// Keys bear a time, if not as [`Idempotency::timestamped_keys`](crate::Idempotency::timestamped_keys) says. A key without it
-    /// is refused with 400 `invalid-key`, one that is too old with 412 `key-expired`, and one from the future with 400
-    /// `key-from-future`. A window that is too short counts as longer, as for [`retention`](Self::retention).
+    /// Keys bear a time, if not as [`Idempotency::timestamped_keys`](crate::Idempotency::timestamped_keys) says. A key
+    /// without it is refused with 400 `invalid-key`, one that is too old with 412 `key-expired`, and one from the future
+    /// with 400 `key-from-future`. A window that is too short counts as longer, as for [`retention`](Self::retention).
     pub fn timestamped_keys(self, keys: TimestampedKeys) -> Self {
         self.with_idempotency(|idempotency| idempotency.timestamped_keys(keys))
     }
@@ -81,9 +81,9 @@ impl IdempotencyLayer {
     }
 
     /// How long a handler may take to respond to a request with a key, to the last byte of the body. After that it is
-    /// dropped, its work is rolled back, and the client gets 503 `handler-timeout`. Default: 60 seconds, longer than nearly every
-    /// client waits. `None`: without a limit. Without a key it counts for handlers that have taken their [`Tx`](crate::Tx), up
-    /// to the head of the response.
+    /// dropped, its work is rolled back, and the client gets 503 `handler-timeout`. Default: 60 seconds, longer than
+    /// nearly every client waits. `None`: without a limit. Without a key it counts for handlers that have taken their
+    /// [`Tx`](crate::Tx), up to the head of the response.
     ///
     /// A handler that waits for itself is why there is one: it inserts a value by its `Tx`, and then the same value by the
     /// application's pool, which waits for the first. PostgreSQL sees no deadlock in that. The refusal says so, where
@@ -107,8 +107,9 @@ impl IdempotencyLayer {
         self.with(|config| config.tx_use = TxUse::Required)
     }
 
-    /// A handler that has not taken its [`Tx`](crate::Tx) is let through, and reported at `WARN`, once for each operation. This is
-    /// the default; it undoes [`require_tx`](Self::require_tx) and [`without_tx`](Self::without_tx) for one route.
+    /// A handler that has not taken its [`Tx`](crate::Tx) is let through, and reported at `WARN`, once for each
+    /// operation. This is the default; it undoes [`require_tx`](Self::require_tx) and [`without_tx`](Self::without_tx)
+    /// for one route.
     pub fn expect_tx(self) -> Self {
         self.with(|config| config.tx_use = TxUse::Expected)
     }
@@ -232,8 +233,8 @@ impl IdempotencyLayer {
         self.with(|config| config.stored_headers.always.extend(names))
     }
 
-    /// Keeps these header fields and no others, besides those of [`always_store_headers`](Self::always_store_headers). Default: all
-    /// but those that are never kept.
+    /// Keeps these header fields and no others, besides those of [`always_store_headers`](Self::always_store_headers).
+    /// Default: all but those that are never kept.
     pub fn only_store_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|config| config.stored_headers.only = Some(names.into_iter().collect()))
     }

@@ -17,9 +17,10 @@ use crate::{
 /// The request's connection, as an extractor: what a handler writes through it is committed together with its
 /// answer, or not at all.
 ///
-/// `&mut tx` is an executor of sqlx's, and dereferences to [`PgConnection`]; [`_docs::handlers`](crate::_docs::handlers) shows
-/// the forms that compile. Use [`begin`](Self::begin) for a part that may fail on its own. A handler that also queries the application's pool does so beside the transaction: it does not see what the
-/// transaction has written, and what it writes there is not undone.
+/// `&mut tx` is an executor of sqlx's, and dereferences to [`PgConnection`]; [`_docs::handlers`](crate::_docs::handlers)
+/// shows the forms that compile. Use [`begin`](Self::begin) for a part that may fail on its own. A handler that also
+/// queries the application's pool does so beside the transaction: it does not see what the transaction has written, and
+/// what it writes there is not undone.
 ///
 /// ```no_run
 /// use axum::{Json, http::StatusCode};
@@ -46,13 +47,13 @@ use crate::{
 /// * It is told so by a 500 `transaction-ended` or `transaction-aborted` if it responds as if nothing had happened.
 ///
 /// Excepted is what asks for it by name: a transaction that is begun by `BEGIN READ WRITE` after a `ROLLBACK`, or by
-/// `ROLLBACK AND CHAIN`, and committed by hand; `CLOSE ALL` before a `COMMIT`, where the request has no key (such a handler is
-/// taken for one that has ended its transaction, even if it commits nothing); and a session whose
+/// `ROLLBACK AND CHAIN`, and committed by hand; `CLOSE ALL` before a `COMMIT`, where the request has no key (such a
+/// handler is taken for one that has ended its transaction, even if it commits nothing); and a session whose
 /// `default_transaction_read_only` is switched off by a handler whose response is kept, which then holds for the requests
 /// after it on that connection. Excepted is also what PostgreSQL does not count as writing: `NOTIFY`, and before
-/// PostgreSQL 16 large objects. On a
-/// [shared pool](crate::Idempotency::sharing), and behind a [pooler](crate::Idempotency::transaction_pooler), a COMMIT
-/// fails all the same, but what is written after a ROLLBACK is durable; the response is the same 500.
+/// PostgreSQL 16 large objects. On a [shared pool](crate::Idempotency::sharing), and behind a
+/// [pooler](crate::Idempotency::transaction_pooler), a COMMIT fails all the same, but what is written after a ROLLBACK is
+/// durable; the response is the same 500.
 ///
 /// # What reaches the next request
 ///

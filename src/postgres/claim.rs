@@ -326,8 +326,8 @@ pub(crate) async fn claims(connection: &mut PgConnection, sending: Sending) -> R
     Ok(claims.and_then(|claims| claims.parse().ok()).unwrap_or_default())
 }
 
-/// Does somebody execute the request? To be asked in another transaction than the one that waited in vain: the lock, if it is
-/// free, is kept until that ends.
+/// Does somebody execute the request? To be asked in another transaction than the one that waited in vain: the lock, if
+/// it is free, is kept until that ends.
 pub(crate) async fn is_executed_elsewhere(
     connection: &mut PgConnection,
     request: &IdempotentRequest,

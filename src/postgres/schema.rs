@@ -49,12 +49,12 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// `idempotency.migrations`. What a newer release has applied is left alone, so that an older one can still start beside it.
 /// Behind a pooler that works by transactions, call it over a direct connection: sqlx holds a lock of the session meanwhile.
 ///
-/// Requests are served meanwhile. A migration that has to wait for those who use a table, such as a handler that takes its time,
-/// gives up after a second, lets everybody go on, and tries again, for ten minutes at most.
+/// Requests are served meanwhile. A migration that has to wait for those who use a table, such as a handler that takes
+/// its time, gives up after a second, lets everybody go on, and tries again, for ten minutes at most.
 ///
-/// Where another tool applies the files in `migrations/` (in their order, each once), this need not be called at all. To change
-/// over to it, let it be noted once what has been applied: `MIGRATOR.skip(&pool, None)` for everything that this release brings,
-/// `MIGRATOR.skip(&pool, Some(2))` for what was applied up to version 2.
+/// Where another tool applies the files in `migrations/` (in their order, each once), this need not be called at all. To
+/// change over to it, let it be noted once what has been applied: `MIGRATOR.skip(&pool, None)` for everything that this
+/// release brings, `MIGRATOR.skip(&pool, Some(2))` for what was applied up to version 2.
 ///
 /// # Errors
 ///
@@ -158,8 +158,8 @@ fn code(error: &MigrateError) -> String {
     code.map(Cow::into_owned).unwrap_or_default()
 }
 
-/// Has all been applied, as far as this role may see? Otherwise sqlx finds out what is missing, or says what it is not let do:
-/// it would ask for the right to create a schema that is there.
+/// Has all been applied, as far as this role may see? Otherwise sqlx finds out what is missing, or says what it is not
+/// let do: it would ask for the right to create a schema that is there.
 async fn is_up_to_date(migrator: &Migrator, pool: &PgPool) -> bool {
     // To ask a table that is not there would leave an error in the server's log.
     let there = sqlx::query_scalar(IS_THERE).bind(&*migrator.table_name);
