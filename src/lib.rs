@@ -11,8 +11,8 @@
 //! * [`migrate`] makes the tables. [`Retention`], [`TimestampedKeys`] and [`Pruner`] say how long keys are kept.
 //! * The guides: [existing applications](_docs::existing), [handlers](_docs::handlers), [testing](_docs::testing),
 //!   [settings](_docs::settings), [layers](_docs::layers), [connections](_docs::connections),
-//!   [retention](_docs::retention), [header fields](_docs::fields), [clients](_docs::clients), [problem
-//!   types](_docs::problems), [cost](_docs::performance).
+//!   [retention](_docs::retention), [header fields](_docs::fields), [clients](_docs::clients),
+//!   [problem types](_docs::problems), [cost](_docs::performance).
 //!
 //! # What is guaranteed
 //!
@@ -39,11 +39,11 @@
 //!
 //! # Logging
 //!
-//! Events have the target `axum_idempotency`, or a module below it. Each request is logged at `DEBUG`, with its
-//! `operation` and `outcome` (a disposition, `replayed`, or the name of a rejection). Failures of the database and
-//! mistakes of the application are logged at `WARN` or `ERROR`, with their cause. Each round of a pruner that did
-//! something is logged at `DEBUG`, with `deleted`, `responses_dropped`, `partitions_made` and `partitions_dropped`. Keys
-//! and bodies are never logged.
+//! Events have the target `axum_idempotency`, or a module below it. Each request with a key, and each rejection, is
+//! logged at `DEBUG`, with its `operation` and `outcome` (a disposition, `replayed`, or the name of a rejection).
+//! Failures of the database and mistakes of the application are logged at `WARN` or `ERROR`, with their cause. Each round
+//! of a pruner that did something is logged at `DEBUG`, with `deleted`, `responses_dropped`, `partitions_made` and
+//! `partitions_dropped`. Keys and bodies are never logged.
 //!
 //! # Features
 //!
