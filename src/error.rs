@@ -134,8 +134,8 @@ pub(crate) enum Unavailable {
     Parameters(#[source] Cause),
     #[error(
         "a connection can be opened, but the engine's own pool lends none: a callback of the application's pool \
-         (after_connect, before_acquire) may fail on it; the sessions are read-only outside transactions, so a callback that \
-         writes must begin a transaction with BEGIN READ WRITE"
+         (after_connect, before_acquire) may fail on it; the sessions are read-only outside transactions, so a \
+         callback that writes must begin a transaction with BEGIN READ WRITE"
     )]
     Callback,
     #[error("the application has closed its pool")]
@@ -232,8 +232,14 @@ impl fmt::Display for Error {
                 "a table of the schema idempotency is missing or outdated; run axum_idempotency::migrate(&pool) (for \
                  partitioned keys migrate_partitioned), or the files in migrations/, before serving requests"
             }
-            ErrorKind::OutcomeUnknown => "the commit was not acknowledged; make the same request again to learn its outcome",
-            ErrorKind::Conflict => "the transaction conflicted with a concurrent one and was rolled back; make the request again",
+            ErrorKind::OutcomeUnknown => {
+                "the commit was not acknowledged; make the same request again to learn its \
+                outcome"
+            }
+            ErrorKind::Conflict => {
+                "the transaction conflicted with a concurrent one and was rolled back; make the \
+                request again"
+            }
             ErrorKind::TransactionAborted => {
                 "a statement failed inside the transaction and the work ignored the failure; everything was rolled back"
             }
@@ -242,7 +248,10 @@ impl fmt::Display for Error {
             }
             ErrorKind::CommitRefused => "PostgreSQL refused to commit; everything was rolled back",
             ErrorKind::NoTransaction => "the connection is not inside a transaction; begin one with sqlx first",
-            ErrorKind::TooManyClaims => "the transaction holds a thousand claims; claim the rest in another transaction",
+            ErrorKind::TooManyClaims => {
+                "the transaction holds a thousand claims; claim the rest in another \
+                transaction"
+            }
             ErrorKind::InProgress => "another request under this key is still running; make the request again later",
             ErrorKind::KeyReused => "the key was used before, for another request; use a new key",
             ErrorKind::NotRetained => "the work was done before, and its response was not kept",
@@ -252,13 +261,18 @@ impl fmt::Display for Error {
             ErrorKind::BlankScope => "the scope's owner is blank; use Scope::global() if there is no owner",
             ErrorKind::Json => "a value could not be converted to or from JSON",
             ErrorKind::Unanswered => {
-                "the key was claimed in a transaction that was committed without a response; it will not be executed again"
+                "the key was claimed in a transaction that was committed without a response; it will not be executed \
+                 again"
             }
             ErrorKind::CorruptRow => "the row of a key does not hold a complete response",
             ErrorKind::Encoding => {
-                "the database's encoding cannot hold the scope, operation or key of this request; use a database in UTF8"
+                "the database's encoding cannot hold the scope, operation or key of this request; use a database in \
+                 UTF8"
             }
-            ErrorKind::InvalidSetting => "a local setting of the request has a name or a value that PostgreSQL does not accept",
+            ErrorKind::InvalidSetting => {
+                "a local setting of the request has a name or a value that PostgreSQL does \
+                not accept"
+            }
             ErrorKind::Database => "PostgreSQL returned an unexpected error",
         })
     }

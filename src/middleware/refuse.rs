@@ -24,13 +24,13 @@ impl From<Error> for Rejection {
             ),
             ErrorKind::OutcomeUnknown => (
                 RejectionKind::OutcomeUnknown,
-                "The database did not confirm the commit. Repeat the request with the same key: it gets the stored response, \
-                 or is executed.",
+                "The database did not confirm the commit. Repeat the request with the same key: it gets the stored \
+                 response, or is executed.",
             ),
             ErrorKind::TransactionAborted => (
                 RejectionKind::TransactionAborted,
-                "The handler responded although one of its statements had failed; nothing was kept, and the key is free. The \
-                 service's developer must pass the error on, or use a savepoint.",
+                "The handler responded although one of its statements had failed; nothing was kept, and the key is \
+                 free. The service's developer must pass the error on, or use a savepoint.",
             ),
             ErrorKind::TransactionEnded => (
                 RejectionKind::TransactionEnded,
@@ -40,51 +40,51 @@ impl From<Error> for Rejection {
                          stored. The key is not executed again; query the result instead."
                     }
                     Some(Ended::Refused) => {
-                        "The handler's transaction had ended before the handler responded; nothing was kept, and the key \
-                         is free. The handler must not run ROLLBACK or COMMIT, or ignore that a savepoint failed."
+                        "The handler's transaction had ended before the handler responded; nothing was kept, and the \
+                         key is free. The handler must not run ROLLBACK or COMMIT, or ignore that a savepoint failed."
                     }
                     Some(Ended::ReadOnly) => {
-                        "The handler made its transaction read-only, so its response could not be stored; nothing was kept, \
-                         and the key is free. The handler must leave its transaction writable."
+                        "The handler made its transaction read-only, so its response could not be stored; nothing \
+                         was kept, and the key is free. The handler must leave its transaction writable."
                     }
                     Some(Ended::RolledBack) => {
                         "The handler ran ROLLBACK on its connection: its work after that is durable, no response was \
                          stored, and the key is free. Query the result before you repeat the request."
                     }
                     Some(Ended::Savepoint) => {
-                        "The handler left a savepoint open on its connection; nothing was kept, and the key is free. The \
-                         handler must commit or roll back each savepoint."
+                        "The handler left a savepoint open on its connection; nothing was kept, and the key is free. \
+                         The handler must commit or roll back each savepoint."
                     }
                     Some(Ended::Either) | None => {
-                        "The handler ended its transaction itself, or closed all cursors in it; only its own commits are \
-                         durable. Query the result before you repeat the request."
+                        "The handler ended its transaction itself, or closed all cursors in it; only its own commits \
+                         are durable. Query the result before you repeat the request."
                     }
                 },
             ),
             ErrorKind::Unanswered => (
                 RejectionKind::TransactionEnded,
-                "An earlier request with this key ended its transaction itself: its work is durable, and its response is not \
-                 known. It is not executed again; query the result instead.",
+                "An earlier request with this key ended its transaction itself: its work is durable, and its \
+                 response is not known. It is not executed again; query the result instead.",
             ),
             ErrorKind::CommitRefused => (
                 RejectionKind::CommitRefused,
-                "The database refused to commit the handler's work; nothing was kept, and the key is free. The service's log \
-                 has the reason.",
+                "The database refused to commit the handler's work; nothing was kept, and the key is free. The \
+                 service's log has the reason.",
             ),
             ErrorKind::NotMigrated => (
                 RejectionKind::Misconfigured,
-                "The idempotency table is missing or outdated. The application must run axum_idempotency::migrate() before it \
-                 serves requests.",
+                "The idempotency table is missing or outdated. The application must run axum_idempotency::migrate() \
+                 before it serves requests.",
             ),
             ErrorKind::Encoding => (
                 RejectionKind::Misconfigured,
-                "The database's encoding cannot hold the owner, the operation or the key of this request; nothing was executed. \
-                 The service's operator must use a database in UTF8.",
+                "The database's encoding cannot hold the owner, the operation or the key of this request; nothing \
+                 was executed. The service's operator must use a database in UTF8.",
             ),
             ErrorKind::InvalidSetting => (
                 RejectionKind::Misconfigured,
-                "A setting of the request's transaction has a name or a value that the database does not accept; nothing was \
-                 executed. The service's developer must correct the setting.",
+                "A setting of the request's transaction has a name or a value that the database does not accept; \
+                 nothing was executed. The service's developer must correct the setting.",
             ),
             ErrorKind::KeyWithoutTime => return Self::key_without_time(),
             ErrorKind::KeyExpired => return Self::key_time(KeyTimeError::Expired),
@@ -120,7 +120,8 @@ fn unavailable(error: &Error) -> &'static str {
             "The database did not respond in time, and nothing of the request was kept. Repeat it with the same key."
         }
         Some(Unavailable::InUse { .. }) => {
-            "All connections to the database were in use, and nothing was executed. Repeat the request with the same key."
+            "All connections to the database were in use, and nothing was executed. Repeat the request with the same \
+             key."
         }
         Some(Unavailable::Full { .. }) => {
             "The database accepts no more connections, and nothing was executed. Repeat the request with the same key."
@@ -132,8 +133,8 @@ fn unavailable(error: &Error) -> &'static str {
             "The database is read-only at the moment, and nothing was kept. Repeat the request with the same key."
         }
         Some(Unavailable::Parameters(_) | Unavailable::Callback) => {
-            "The database refuses the service's connections, and nothing was executed. The service's operator must change a \
-             setting."
+            "The database refuses the service's connections, and nothing was executed. The service's operator must \
+             change a setting."
         }
         Some(Unavailable::Closed) => {
             "The service is shutting down, and nothing was executed. Repeat the request with the same key."
@@ -202,7 +203,8 @@ impl Rejection {
     pub(super) fn in_flight() -> Self {
         Self::new(
             RejectionKind::InFlight,
-            "Another request with this key is running. Repeat the request with the same key after a moment to get its response.",
+            "Another request with this key is running. Repeat the request with the same key after a moment to get \
+             its response.",
         )
     }
 
@@ -228,8 +230,8 @@ impl Rejection {
         match error {
             KeyTimeError::Expired => Self::new(
                 RejectionKind::KeyExpired,
-                "The key is too old: the request may have been executed and deleted, so it is not executed now. Find out \
-                 whether it was executed before you make it again under a new key.",
+                "The key is too old: the request may have been executed and deleted, so it is not executed now. Find \
+                 out whether it was executed before you make it again under a new key.",
             ),
             KeyTimeError::InFuture => Self::new(
                 RejectionKind::KeyFromFuture,
@@ -246,8 +248,8 @@ impl Rejection {
     pub(super) fn key_reused() -> Self {
         Self::new(
             RejectionKind::KeyReused,
-            "The method, path, query, content type or body differs from the first request with this key. Use a new key for a \
-             new request.",
+            "The method, path, query, content type or body differs from the first request with this key. Use a new \
+             key for a new request.",
         )
     }
 }
