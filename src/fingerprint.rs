@@ -2,11 +2,11 @@ use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 
-/// What was asked: a SHA-256 over the request, by which a retry is told from another request under the same key.
+/// A SHA-256 over a request, which distinguishes a retry from another request under the same key.
 ///
-/// The parts that go in are length-delimited, so that `("ab", "c")` and `("a", "bc")` differ. The stored form begins
-/// with a byte for the scheme, which is what goes in and how. A row of another scheme matches every request: a deployment
-/// that changes what goes in must not turn honest retries into refusals.
+/// The parts are length-delimited, so that `("ab", "c")` and `("a", "bc")` differ. The stored form begins with a byte for
+/// the scheme, which stands for the choice of parts. A row of another scheme matches every request: a deployment that
+/// changes the parts must not cause real retries to be refused.
 ///
 /// ```
 /// use axum_idempotency::Fingerprint;
@@ -21,7 +21,7 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// The fingerprint of `parts`, in their order, with scheme 1.
+    /// Computes the fingerprint of `parts`, in their order, with scheme 1.
     pub fn of<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> Self {
         let mut hash = Sha256::new();
         for part in parts {
@@ -32,7 +32,7 @@ impl Fingerprint {
         Self { scheme: 1, digest: hash.finalize().into() }
     }
 
-    /// The same under another number: change it when what goes in changes.
+    /// Sets the number of the scheme: change it when the choice of parts changes.
     #[must_use]
     pub fn with_scheme(self, scheme: u8) -> Self {
         Self { scheme, ..self }
@@ -53,7 +53,7 @@ impl Fingerprint {
         Self { digest, ..self }
     }
 
-    /// Does a row that was written for `stored` belong to this request?
+    /// Returns whether a row with the fingerprint `stored` belongs to this request.
     pub(crate) fn matches(self, stored: &[u8]) -> bool {
         match stored.split_first() {
             Some((scheme, digest)) if *scheme == self.scheme => digest == self.digest,
@@ -61,7 +61,7 @@ impl Fingerprint {
         }
     }
 
-    /// What the column `fingerprint` holds.
+    /// Returns the content of the column `fingerprint`.
     pub(crate) fn to_stored(self) -> [u8; 33] {
         let mut stored = [self.scheme; 33];
         stored[1..].copy_from_slice(&self.digest);
@@ -71,7 +71,8 @@ impl Fingerprint {
 
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The first bytes tell two apart in a log; all of them would let somebody test guesses of a small body.
+        // The first bytes distinguish two in a log; with all of them, a reader of the log could test guesses of a small
+        // body.
         write!(f, "Fingerprint({}…)", crate::bounded::hex(&self.digest[..4]))
     }
 }

@@ -1,10 +1,10 @@
 use std::{fmt, sync::Arc};
 
-/// The client's name for one intent, as it stands in the `Idempotency-Key` header field.
+/// The client's name for one intent, from the `Idempotency-Key` header field.
 ///
-/// A key holds 1 to [`MAX_LEN`](Self::MAX_LEN) printable ASCII characters (`%x20-7E`) and is compared byte for byte.
-/// It means nothing on its own: who owns it is the [`Scope`](crate::Scope), what it was used for is the
-/// [`Operation`](crate::Operation).
+/// A key holds 1 to [`MAX_LEN`](Self::MAX_LEN) printable ASCII characters (`%x20-7E`) and is compared byte for byte. It
+/// means nothing on its own: the [`Scope`](crate::Scope) says who owns it, and the [`Operation`](crate::Operation) what
+/// it is used for.
 ///
 /// Clients may put personal data into keys although they should not, so a key is never logged: `Debug` shows its
 /// length, and there is no `Display`.
@@ -22,15 +22,16 @@ use std::{fmt, sync::Arc};
 pub struct IdempotencyKey(Arc<str>);
 
 impl IdempotencyKey {
-    /// The longest key, in characters. The layer accepts 255 unless it is told otherwise.
+    /// The maximum length of a key, in characters. The layer accepts 255 by default; see
+    /// [`key_length`](crate::IdempotencyLayer::key_length).
     pub const MAX_LEN: usize = 1024;
 
-    /// Checks `key` and takes it as it is: nothing is trimmed, folded or cut.
+    /// Makes a key from `key`, which is checked and not changed.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] if the key is empty, longer than [`MAX_LEN`](Self::MAX_LEN), or holds anything but printable
-    /// ASCII.
+    /// Returns [`InvalidKey`] if `key` is empty, is longer than [`MAX_LEN`](Self::MAX_LEN), or holds a character that is not
+    /// printable ASCII.
     pub fn new(key: impl AsRef<str>) -> Result<Self, InvalidKey> {
         let key = key.as_ref();
         if key.is_empty() {
@@ -45,7 +46,7 @@ impl IdempotencyKey {
         Ok(Self(key.into()))
     }
 
-    /// The key as the client sent it, after unquoting.
+    /// Returns the key as the client sent it, without its quotes.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -58,25 +59,25 @@ impl fmt::Debug for IdempotencyKey {
     }
 }
 
-/// Why a string is no [`IdempotencyKey`]. The message never repeats the key.
+/// The reason why a string is not an [`IdempotencyKey`]. The message never repeats the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {
-    /// There is nothing in it.
+    /// The string is empty.
     #[error("an idempotency key must not be empty")]
     Empty,
-    /// It holds something else than printable ASCII.
+    /// The string holds a character that is not printable ASCII.
     #[error("an idempotency key holds printable ASCII characters only; byte {position} is not")]
     NotPrintable {
-        /// The offending byte, counted from 0.
+        /// The position of the first such byte, counted from 0.
         position: usize,
     },
-    /// It is longer than allowed.
+    /// The string is longer than allowed.
     #[error("an idempotency key holds at most {limit} characters; this one has {length}")]
     TooLong {
-        /// How many characters there are.
+        /// The number of characters.
         length: usize,
-        /// How many are allowed.
+        /// The number of characters that are allowed.
         limit: usize,
     },
 }

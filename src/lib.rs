@@ -3,52 +3,57 @@
 //!
 #![doc = include_str!("docs/program.md")]
 //!
-//! The client names its intent with a key, and repeats the request with the same key when it gets no response. The first request
-//! executes; each later one gets the stored response, byte for byte.
+//! The client names its intent with a key, and repeats the request with the same key when it gets no response. The first
+//! request executes; each later one gets the stored response, byte for byte.
 //!
-//! * The layer for HTTP, and what it promises: [`middleware`].
-//! * The engine alone, for consumers of a message broker and for transactions of the application's own: [`Idempotency`].
-//! * The tables: [`migrate`]. How long keys are remembered: [`Retention`], [`TimestampedKeys`] and [`Pruner`].
-//! * The guides: [into an existing application](_docs::existing), [handlers](_docs::handlers), [testing](_docs::testing),
-//!   [settings](_docs::settings), [layers](_docs::layers), [connections](_docs::connections), [retention](_docs::retention),
-//!   [header fields](_docs::fields), [clients](_docs::clients), [problem types](_docs::problems), [cost](_docs::performance).
+//! * [`middleware`] has the layer for HTTP, and says what it promises.
+//! * [`Idempotency`] is the engine alone, for consumers of a message broker and for the application's own transactions.
+//! * [`migrate`] makes the tables. [`Retention`], [`TimestampedKeys`] and [`Pruner`] say how long keys are kept.
+//! * The guides: [existing applications](_docs::existing), [handlers](_docs::handlers), [testing](_docs::testing),
+//!   [settings](_docs::settings), [layers](_docs::layers), [connections](_docs::connections),
+//!   [retention](_docs::retention), [header fields](_docs::fields), [clients](_docs::clients),
+//!   [problem types](_docs::problems), [cost](_docs::performance).
 //!
 //! # What is guaranteed
 //!
-//! * **At most one execution commits** for each owner, operation and key within the retention of the key (or for ever, with keys
-//!   that [hold a timestamp](TimestampedKeys)), whatever the number of concurrent duplicates, processes and crashes. The claim is
+//! * **At most one execution commits** for each owner, operation and key within the retention of the key (or for ever, with
+//!   [timestamped keys](TimestampedKeys)), whatever the number of concurrent duplicates, processes and crashes. The claim is
 //!   one atomic `INSERT … ON CONFLICT`.
-//! * **Effects and response together**, or neither. No byte of a response is sent before its commit is acknowledged.
-//! * **No third state.** A key is free, held by a live transaction, or responded to. A crash frees it at once, or within two
-//!   seconds if the server was executing a statement; there are no leases, and nothing that has to be cleaned up.
-//! * **Whatever the work does with its connection**, nothing that it writes is durable without the stored response.
-//! * **Closed on failure.** Without the database nothing is executed, nor without an owner; a key with another payload is refused.
-//! * **A client that disconnects does not stop its request**, if that has a key. The attempt goes on, and the retry gets its
-//!   response.
+//! * **Effects and response are committed together**, or neither is. No byte of a response is sent before its commit is
+//!   acknowledged.
+//! * **There is no third state.** A key is free, held by a live transaction, or has a response. A crash frees it at once,
+//!   or within two seconds if the server was executing a statement; there are no leases, and nothing to clean up.
+//! * **Nothing that the work writes is durable without the stored response**, whatever the work does with its connection.
+//! * **The layer fails closed.** The handler does not run if the database is unreachable, the request has no owner, or
+//!   the payload differs from that of the first request with the key.
+//! * **A client that disconnects does not stop its request**, if the request has a key. The attempt goes on, and the
+//!   retry gets its response.
 //!
-//! # What is not
+//! # What is not guaranteed
 //!
-//! * Effects outside the transaction: what a handler writes by another connection than its [`Tx`], mail, a call of another
-//!   service. Pass such a service a key of its own, by [`IdempotentRequest::derive_key`], so that it can recognise the second call.
-//! * Responses that are streamed: they are held in memory and stored, up to a limit.
-//! * Databases that do not speak PostgreSQL's protocol and SQL.
+//! * Effects outside the transaction are not covered: what a handler writes on another connection than its [`Tx`], mail,
+//!   a call to another service. Pass such a service its own key, from [`IdempotentRequest::derive_key`], so that it can
+//!   recognise the second call.
+//! * Responses are not streamed: they are held in memory and stored, up to a limit.
+//! * Databases that do not speak PostgreSQL's protocol and SQL are not supported.
 //!
 //! # Logging
 //!
-//! Events have the target `axum_idempotency` and below. At `DEBUG` each request gives its `operation` and `outcome`
-//! (a disposition, `replayed`, or the name of a refusal); at `WARN` and `ERROR` stand failures of the database and
-//! mistakes of the application, with their cause. A pruner's round is at `DEBUG` too, with `deleted`, `responses_dropped`,
-//! `partitions_made` and `partitions_dropped`. Keys and bodies are never logged.
+//! Events have the target `axum_idempotency`, or a module below it. Each request with a key, and each rejection, is
+//! logged at `DEBUG`, with its `operation` and `outcome` (a disposition, `replayed`, or the name of a rejection).
+//! Failures of the database and mistakes of the application are logged at `WARN` or `ERROR`, with their cause. Each round
+//! of a pruner that did something is logged at `DEBUG`, with `deleted`, `responses_dropped`, `partitions_made` and
+//! `partitions_dropped`. Keys and bodies are never logged.
 //!
 //! # Features
 //!
-//! * `axum` (default): the layer and the extractors. Without it only the engine is built, without axum and tower.
+//! * `axum` (default) has the layer and the extractors. Without it only the engine is built, without axum and tower.
 //!
-//! sqlx is used without a choice of runtime features or TLS: the application picks those, as
+//! The crate does not choose sqlx's runtime features or TLS. The application does, as in
 //! `sqlx = { version = "0.9", features = ["runtime-tokio", …] }`. Tokio is required.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// A duration or a time from a setting, a client or a table may be the longest that there is.
+// A duration or a time from a setting, a client or a table may be the longest that its type can hold.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 // Floor 1: words. No I/O, no sqlx, no axum.
@@ -97,7 +102,7 @@ pub use self::{
     timestamped_keys::{KeyTimeError, TimestampedKeys},
 };
 
-/// What the fuzz targets call; only there with `--cfg fuzzing`.
+/// Functions for the fuzz targets; only compiled with `--cfg fuzzing`.
 #[cfg(all(fuzzing, feature = "axum"))]
 #[doc(hidden)]
 #[allow(missing_docs, clippy::missing_panics_doc)]

@@ -1,10 +1,10 @@
 use std::fmt;
 
-/// Settings of PostgreSQL that hold for one request's transaction, as `SET LOCAL` makes them: for row-level security, a
-/// role, a time zone, a `statement_timeout`.
+/// PostgreSQL settings for the transaction of one request, as by `SET LOCAL`: for row-level security, a role, a time zone, a
+/// `statement_timeout`.
 ///
-/// They are set in the message that begins the transaction, before the key is claimed, so they cost no round trip and
-/// also count for the table of keys. They end with the transaction.
+/// They are set in the message that begins the transaction, before the key is claimed. So they cost no round trip and
+/// also apply to the table of keys. They end with the transaction.
 ///
 /// ```
 /// use axum_idempotency::LocalSettings;
@@ -13,43 +13,46 @@ use std::fmt;
 /// assert!(!settings.is_empty());
 /// ```
 ///
-/// A name that is not one (letters, digits, `_` and `$`, in parts separated by dots, at most 63 bytes a part) and a value
-/// with a NUL character are refused when the transaction would begin, with
-/// [`ErrorKind::InvalidSetting`](crate::ErrorKind::InvalidSetting); so are a name or a value that PostgreSQL does not
-/// accept. Nothing is executed then. So are `transaction_isolation`, `transaction_read_only` and `transaction_deferrable`,
-/// which are chosen before a transaction's first statement, by the role's or the database's `default_transaction_isolation`
-/// and so on; and the crate's own names, which begin with `idempotency.`.
+/// A name consists of letters, digits, `_` and `$`, in parts separated by dots, with at most 63 bytes in each part. These
+/// are refused when the transaction would begin, with [`ErrorKind::InvalidSetting`](crate::ErrorKind::InvalidSetting),
+/// and nothing is executed:
+///
+/// * any other name, and a value with a NUL character;
+/// * a name or a value that PostgreSQL does not accept;
+/// * `transaction_isolation`, `transaction_read_only` and `transaction_deferrable`. Set defaults for the role or the
+///   database instead, such as `default_transaction_isolation`;
+/// * the crate's own names, which begin with `idempotency.`.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct LocalSettings(Vec<(String, String)>);
 
 impl LocalSettings {
-    /// No settings.
+    /// Makes an empty list of settings.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds one setting. A later value for the same name counts.
+    /// Adds one setting. If a name is set twice, the later value applies.
     #[must_use]
     pub fn set(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.0.push((name.into(), value.into()));
         self
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no settings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Names and values in the order in which they were added; `None` if one of them cannot be sent.
+    /// Returns names and values in the order in which they were added; `None` if one of them cannot be sent.
     pub(crate) fn pairs(&self) -> Option<&[(String, String)]> {
         let is_taken = |(name, value): &(String, String)| is_name(name) && !is_ours(name) && !value.contains('\0');
         self.0.iter().all(is_taken).then_some(&self.0)
     }
 }
 
-/// What the engine sets itself, or what only BEGIN can set.
+/// Returns whether the engine sets this name itself, or only BEGIN can set it.
 fn is_ours(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.starts_with("idempotency.")
@@ -64,7 +67,7 @@ fn is_name(name: &str) -> bool {
     })
 }
 
-/// Values may be names of tenants: only the names of the settings are shown.
+/// Shows only the names of the settings, since values may be names of tenants.
 impl fmt::Debug for LocalSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()

@@ -2,23 +2,24 @@ use std::{fmt, sync::Arc};
 
 use crate::bounded;
 
-/// What is being done, such as `charge.create`: the same key under another operation is another intent.
+/// The name of an operation, such as `charge.create`: the same key under another operation is another intent.
 ///
-/// Behind the layer the default is the method and the route's template (`POST /charges/{id}/refund`). Renaming a route
-/// then forgets its keys. A name of its own, by `IdempotencyLayer::operation`, keeps them; but the path is also part of
-/// the [`Fingerprint`](crate::Fingerprint), so retries under the new path are refused unless that is given another way.
+/// The layer's default is the method and the route's template (`POST /charges/{id}/refund`). If you rename the route, its
+/// keys are no longer found. A name that you set with `IdempotencyLayer::operation` keeps them; but the path is also part
+/// of the [`Fingerprint`](crate::Fingerprint), so retries under the new path are refused unless you replace the
+/// fingerprint too.
 ///
-/// Names are bounded as those of a [`Scope`](crate::Scope) are.
+/// Names have the same limits as those of a [`Scope`](crate::Scope).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Operation(Arc<str>);
 
 impl Operation {
-    /// An operation with a stable name of yours.
+    /// Makes an operation with a stable name of your choice.
     pub fn new(name: impl AsRef<str>) -> Self {
         Self(bounded::name(name.as_ref()))
     }
 
-    /// The name, as the column `operation` holds it.
+    /// Returns the name, as stored in the column `operation`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

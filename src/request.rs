@@ -4,9 +4,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{Fingerprint, IdempotencyKey, LocalSettings, Operation, Scope, bounded};
 
-/// One request under a key: whose it is, what it does, which intent it belongs to, and what exactly was asked.
+/// One request under a key: its owner, its operation, its key and its fingerprint.
 ///
-/// The first three name a row of the table; the [`Fingerprint`] tells a retry from a misuse of the key.
+/// The first three identify a row of the table; the [`Fingerprint`] distinguishes a retry from a misuse of the key.
 ///
 /// ```
 /// use axum_idempotency::{Fingerprint, IdempotencyKey, IdempotentRequest, Operation, Scope};
@@ -31,22 +31,24 @@ pub struct IdempotentRequest {
 }
 
 impl IdempotentRequest {
-    /// Puts the four together.
+    /// Makes a request from its four parts.
     #[must_use]
     pub fn new(scope: Scope, operation: Operation, key: IdempotencyKey, fingerprint: Fingerprint) -> Self {
         Self { scope, operation, key, fingerprint, first_sent: None, local_settings: LocalSettings::new() }
     }
 
-    /// When the client first sent it, for [`TimestampedKeys::first_sent`](crate::TimestampedKeys::first_sent): to the second, and
-    /// not before 1970.
+    /// Sets when the client first sent the request, for [`TimestampedKeys::first_sent`](crate::TimestampedKeys::first_sent).
+    ///
+    /// The time is cut to whole seconds; a time before 1970 counts as 1970.
     #[must_use]
     pub fn with_first_sent(self, at: SystemTime) -> Self {
         let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self { first_sent: UNIX_EPOCH.checked_add(Duration::from_secs(seconds)), ..self }
     }
 
-    /// Settings of PostgreSQL for the transaction that executes it, from before the claim until it ends. Not for
-    /// [`claim_using`](crate::Idempotency::claim_using), whose transaction is the caller's.
+    /// Sets PostgreSQL settings for the transaction that executes the request, from before the claim until the end.
+    ///
+    /// [`claim_using`](crate::Idempotency::claim_using) ignores them, since its transaction belongs to the caller.
     ///
     /// With such settings a replay takes three round trips even where the process has seen the key.
     #[must_use]
@@ -58,48 +60,48 @@ impl IdempotentRequest {
         &self.local_settings
     }
 
-    /// Who owns the key.
+    /// Returns the owner of the key.
     #[must_use]
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    /// What is being done.
+    /// Returns the operation.
     #[must_use]
     pub fn operation(&self) -> &Operation {
         &self.operation
     }
 
-    /// The client's name for the intent.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &IdempotencyKey {
         &self.key
     }
 
-    /// What was asked.
+    /// Returns the fingerprint.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// When the client first sent it, if that is known.
+    /// Returns when the client first sent the request, if that is known.
     #[must_use]
     pub fn first_sent(&self) -> Option<SystemTime> {
         self.first_sent
     }
 
-    /// A key for a call to another service, or for a step within this request: 64 hexadecimal digits that are the
-    /// same on every retry, and different for another `purpose`, key, operation or owner.
+    /// Derives a key for a call to another service, or for a step within this request.
     ///
-    /// Send it as *that* service's idempotency key. Effects outside the transaction are not undone by a rollback, so
-    /// a retry makes the call again, and the other side recognises it.
+    /// It has 64 hexadecimal digits, which are the same on every retry, and different for another `purpose`, key,
+    /// operation or owner. Send it as the other service's idempotency key. A rollback does not undo effects outside the
+    /// transaction, so a retry makes the call again, and the other service recognises it.
     #[must_use]
     pub fn derive_key(&self, purpose: &str) -> String {
         bounded::hex(&self.digest(purpose))
     }
 
-    /// A number that stands for the row in the database's advisory locks. Two rows that share one only wait for, or
-    /// turn away, each other without need.
+    /// Returns the number of the row's advisory lock. If two rows share a number, their claims only wait for each other,
+    /// or are refused, without need.
     pub(crate) fn lock_number(&self) -> i64 {
         let digest = self.digest("axum-idempotency lock");
         digest.iter().take(8).fold(0, |number, byte| (number << 8) | i64::from(*byte))

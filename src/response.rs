@@ -5,10 +5,10 @@ use http::{HeaderName, HeaderValue, StatusCode};
 
 use crate::Retention;
 
-/// An answer as it is kept: status, header fields in their order with repeats, and the body's bytes.
+/// A response as it is stored: status, header fields in their order with repeats, and the body's bytes.
 ///
-/// Cloning shares all of it. `Debug` shows sizes only: answers hold other people's data. Two are equal if they answer
-/// the same, whenever they were given.
+/// Clones share their content. `Debug` shows only sizes, since responses hold private data. Two are equal if status, header
+/// fields and body are equal; their times do not count.
 #[derive(Clone)]
 pub struct StoredResponse(Arc<Parts>);
 
@@ -19,84 +19,87 @@ struct Parts {
     /// `None`: a tombstone.
     body: Option<Bytes>,
     window: Option<Window>,
-    /// Its own, if not that of its kind.
+    /// Its own retention, if it has one.
     retention: Option<Retention>,
 }
 
-/// For how long an answer is kept, by the database's clock.
+/// The times between which a response is kept, by the database's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Window {
     /// When the key was first used.
     pub first_used: SystemTime,
-    /// From when on the answer is not replayed any more; `None` if never. Of a tombstone, which is never replayed: when the
-    /// key was first used.
+    /// When the response stops being replayed; `None` means never. For a tombstone, which is never replayed, it is the first
+    /// use of the key.
     pub replay_ends: Option<SystemTime>,
-    /// From when on the key counts as never used; `None` if never.
+    /// When the key expires, and counts as never used; `None` means never.
     pub expires: Option<SystemTime>,
 }
 
 impl Window {
-    /// That of a tombstone: nothing is replayed, from the first use on.
+    /// Returns the window of a tombstone, of which nothing is replayed.
     pub(crate) fn without_replay(self) -> Self {
         Self { replay_ends: Some(self.first_used), ..self }
     }
 }
 
-/// What is left of an answer that was not kept: that there was one.
+/// The record of a request that completed, although its response is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tombstone {
-    /// The status that the first caller got.
+    /// The status of the first response.
     pub status: StatusCode,
-    /// When that was, and how long the key stays taken.
+    /// When the key was first used, and when it expires.
     pub window: Option<Window>,
 }
 
-/// What is known of a key that was answered; see [`Idempotency::lookup`](crate::Idempotency::lookup).
+/// The state of a key that has a response; see [`Idempotency::lookup`](crate::Idempotency::lookup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyStatus {
-    /// The status of the answer.
+    /// The status of the response.
     pub status: StatusCode,
-    /// The size of the body that is kept; `None` if the answer is not kept any more, or never was.
+    /// The size of the stored body, in bytes; `None` if the response is not kept any more, or never was.
     pub body_bytes: Option<u64>,
-    /// When it was given, and how long it is kept.
+    /// When the key was first used, and how long it is kept.
     pub window: Window,
 }
 
 impl StoredResponse {
-    /// An answer with this status and body, and no header fields.
+    /// Makes a response with this status and body, and no header fields.
     pub fn new(status: StatusCode, body: impl Into<Bytes>) -> Self {
         Self(Arc::new(Parts { status, headers: Vec::new(), body: Some(body.into()), window: None, retention: None }))
     }
 
-    /// That there was an answer with this status, and nothing of it: a later duplicate is refused, and never executed.
-    /// For answers that are too large to keep, or must not lie in a database.
+    /// Makes a tombstone: it says only that there was a response with this status.
+    ///
+    /// A later duplicate is refused, and not executed while the key is kept. Use it for responses that are too large to
+    /// store, or must not be stored in a database.
     #[must_use]
     pub fn not_retained(status: StatusCode) -> Self {
         Self(Arc::new(Parts { status, headers: Vec::new(), body: None, window: None, retention: None }))
     }
 
-    /// Adds header fields behind those that are there. Nothing is merged or replaced.
+    /// Appends header fields. None are merged or replaced.
     #[must_use]
     pub fn with_headers(mut self, headers: impl IntoIterator<Item = (HeaderName, HeaderValue)>) -> Self {
         Arc::make_mut(&mut self.0).headers.extend(headers);
         self
     }
 
-    /// The same with another body.
+    /// Replaces the body.
     #[must_use]
     pub fn with_body(mut self, body: impl Into<Bytes>) -> Self {
         Arc::make_mut(&mut self.0).body = Some(body.into());
         self
     }
 
-    /// Keeps this answer so long, counted from the first use of its key, instead of as long as
-    /// [`Idempotency::retention`](crate::Idempotency::retention) says. What is not longer than a duplicate may wait counts
-    /// as a millisecond more than that. A key that [bears a time](crate::TimestampedKeys) is kept as long as that asks for;
-    /// then only how long the answer is replayed can be said, by [`refuse_for`](Retention::refuse_for) and
-    /// [`refuse_forever`](Retention::refuse_forever).
+    /// Sets how long this response is kept, instead of [`Idempotency::retention`](crate::Idempotency::retention).
+    ///
+    /// The time counts from the first use of the key. A retention that is not longer than the wait of a duplicate and the
+    /// handler's timeout together is raised to 1 ms more than their sum. A [timestamped key](crate::TimestampedKeys) is
+    /// kept as long as its window requires. For such a key this sets only how long the response is replayed, with
+    /// [`refuse_for`](Retention::refuse_for) and [`refuse_forever`](Retention::refuse_forever).
     #[must_use]
     pub fn with_retention(mut self, retention: Retention) -> Self {
         Arc::make_mut(&mut self.0).retention = Some(retention);
@@ -112,36 +115,36 @@ impl StoredResponse {
         self
     }
 
-    /// The status code.
+    /// Returns the status code.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.0.status
     }
 
-    /// The header fields, in order.
+    /// Returns the header fields, in order.
     #[must_use]
     pub fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         &self.0.headers
     }
 
-    /// The body; nothing if it was [not retained](Self::not_retained).
+    /// Returns the body; it is empty if the response was [not retained](Self::not_retained).
     #[must_use]
     pub fn body(&self) -> &[u8] {
         self.0.body.as_deref().unwrap_or_default()
     }
 
-    /// The body, shared.
+    /// Returns the body; `None` for a tombstone.
     pub(crate) fn bytes(&self) -> Option<&Bytes> {
         self.0.body.as_ref()
     }
 
-    /// For how long it is kept; `None` if it has not been stored.
+    /// Returns the times between which it is kept; `None` if it has not been stored.
     #[must_use]
     pub fn window(&self) -> Option<Window> {
         self.0.window
     }
 
-    /// The same in memory of its own, whatever its parts were cut from.
+    /// Copies the response into memory of its own, so that it does not keep a larger buffer.
     pub(crate) fn copied(&self) -> Self {
         let Parts { status, headers, body, window, retention } = &*self.0;
         let field = |(name, value): &(HeaderName, HeaderValue)| {
@@ -159,7 +162,7 @@ impl StoredResponse {
         }))
     }
 
-    /// The tombstone that this is, if it was not retained.
+    /// Returns the tombstone, if the response was not retained.
     pub(crate) fn tombstone(&self) -> Option<Tombstone> {
         match self.0.body {
             Some(_) => None,

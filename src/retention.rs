@@ -1,10 +1,10 @@
 use std::time::Duration;
 
-/// How long a key is remembered, counted from its first use by the database's clock.
+/// The time for which a key and its response are kept, counted from the key's first use by the database's clock.
 ///
-/// Every finite window is a bet that the last retry arrives before it ends: once a key is forgotten, a request that
-/// carries it executes as a new one. The bet is lost exactly when systems are slow. So give the window by what it has
-/// to cover, keep the key longer than the answer, or decline the bet:
+/// Every finite retention assumes that the last retry arrives before the key expires: after that, a request with the same
+/// key executes as a new one. The assumption fails exactly when systems are slow. So choose the retention by the delays that
+/// it must cover, or keep the key longer than the response:
 ///
 /// ```
 /// use std::time::Duration;
@@ -12,11 +12,11 @@ use std::time::Duration;
 ///
 /// const HOUR: Duration = Duration::from_secs(60 * 60);
 ///
-/// // Clients retry for a day; what they send may lie in a queue for three more; and half a day to be sure.
+/// // Clients retry for a day, a request may stay in a queue for three more, and half a day is the margin.
 /// let covering = Retention::covering([24 * HOUR, 72 * HOUR], 12 * HOUR)?;
 /// assert_eq!(covering, Retention::new(108 * HOUR)?);
 ///
-/// // The answer for a day; after that, for 90 days, a duplicate is refused and not executed.
+/// // The response is replayed for a day; until the 90th day, a duplicate is then refused and not executed.
 /// let refusing = Retention::new(24 * HOUR)?.refuse_for(90 * 24 * HOUR)?;
 /// assert_eq!((refusing.replay_window(), refusing.window()), (Some(24 * HOUR), Some(90 * 24 * HOUR)));
 ///
@@ -33,23 +33,25 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// 24 hours, the default: what Stripe and most of its kind promise.
+    /// 24 hours, the default: what Stripe and most similar APIs promise.
     pub const DAY: Self = Self { replay: None, keep: Some(Duration::from_secs(24 * 60 * 60)) };
 
-    /// The longest finite window: 100 years of 365 days.
+    /// The longest finite retention: 100 years of 365 days.
     pub const MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-    /// A window of this length, counted in whole microseconds, for key and answer.
+    /// Keeps key and response for `window`, in whole microseconds.
     ///
     /// # Errors
     ///
-    /// [`InvalidRetention`] if it is shorter than a millisecond or longer than [`MAX`](Self::MAX).
+    /// Returns [`InvalidRetention`] if `window` is shorter than a millisecond or longer than [`MAX`](Self::MAX).
     pub fn new(window: Duration) -> Result<Self, InvalidRetention> {
         Ok(Self { replay: None, keep: Some(checked(window)?) })
     }
 
-    /// A window that covers all of these, one after the other, and a margin: for instance how long clients retry, and
-    /// how long a broker keeps what they have sent and may deliver it again.
+    /// Keeps key and response for the sum of `horizons` and `margin`.
+    ///
+    /// Horizons are the delays that can follow one another, for instance how long clients retry, and how long a broker keeps
+    /// a message and may deliver it again.
     ///
     /// # Errors
     ///
@@ -58,18 +60,20 @@ impl Retention {
         Self::new(horizons.into_iter().fold(margin, Duration::saturating_add))
     }
 
-    /// Keys and answers are never forgotten, and the table grows with every one.
+    /// Keeps keys and responses for ever; the table grows with each of them.
     #[must_use]
     pub const fn forever() -> Self {
         Self { replay: None, keep: None }
     }
 
-    /// Keeps the key so long, and the answer only as long as before. A duplicate that comes in between is refused with
-    /// 409 `response-not-retained`, and not executed: a key without its answer takes a fraction of the space.
+    /// Keeps the key for `window`, counted from its first use, and the response only as long as before.
+    ///
+    /// A duplicate that arrives in between is refused with 409 `response-not-retained`, and not executed. A key without its
+    /// response takes less than half of the space.
     ///
     /// # Errors
     ///
-    /// [`InvalidRetention`] if that is not longer than the answer is kept, or longer than [`MAX`](Self::MAX).
+    /// Returns [`InvalidRetention`] if `window` is not longer than the response is kept, or longer than [`MAX`](Self::MAX).
     pub fn refuse_for(self, window: Duration) -> Result<Self, InvalidRetention> {
         let keep = checked(window)?;
         match self.replay_window() {
@@ -78,19 +82,19 @@ impl Retention {
         }
     }
 
-    /// As [`refuse_for`](Self::refuse_for), without an end: no key is ever executed twice.
+    /// Keeps the key for ever, and the response only as long as before: no key is ever executed twice.
     #[must_use]
     pub fn refuse_forever(self) -> Self {
         Self { replay: self.replay_window(), keep: None }
     }
 
-    /// How long the key is kept; `None` if for ever.
+    /// Returns how long the key is kept; `None` means for ever.
     #[must_use]
     pub const fn window(self) -> Option<Duration> {
         self.keep
     }
 
-    /// How long the answer is kept and replayed; `None` if for ever.
+    /// Returns how long the response is kept and replayed; `None` means for ever.
     #[must_use]
     pub const fn replay_window(self) -> Option<Duration> {
         match self.replay {
@@ -99,12 +103,12 @@ impl Retention {
         }
     }
 
-    /// The same, or the shortest that outlasts `least`, where key or response would be forgotten sooner.
+    /// Returns the same retention, with key and response kept for longer than `least`.
     pub(crate) fn outlasting(self, least: Duration) -> Self {
         match self.keep {
             Some(keep) if keep <= least => Self { replay: None, keep: Some(beyond(least)) },
             keep => match self.replay {
-                // The key may be kept longer than the response; that has to be found by those who waited.
+                // The key may be kept longer than the response; duplicates that waited must still find the response.
                 Some(replay) if replay <= least => {
                     let replay = beyond(least);
                     Self { replay: keep.is_none_or(|keep| replay < keep).then_some(replay), keep }
@@ -118,12 +122,12 @@ impl Retention {
         self.keep.and_then(micros)
     }
 
-    /// How long the answer is kept, if not as long as the key.
+    /// Returns how long the response is kept; `None` means as long as the key.
     pub(crate) fn replay_only(self) -> Option<Duration> {
         self.replay
     }
 
-    /// `None` if the answer is kept as long as the key.
+    /// Returns how long the response is kept, in microseconds; `None` means as long as the key.
     pub(crate) fn replay_micros(self) -> Option<i64> {
         self.replay.and_then(micros)
     }
@@ -133,7 +137,7 @@ pub(crate) fn micros(window: Duration) -> Option<i64> {
     i64::try_from(window.as_micros()).ok()
 }
 
-/// The shortest window that outlasts `least`; what no timestamp should hold is cut.
+/// Returns `least` and a millisecond, but at most [`Retention::MAX`].
 pub(crate) fn beyond(least: Duration) -> Duration {
     least.saturating_add(Duration::from_millis(1)).min(Retention::MAX)
 }
@@ -154,21 +158,22 @@ impl Default for Retention {
     }
 }
 
-/// Why a duration is no [`Retention`].
+/// The reason why a duration or a setting is not valid for a [`Retention`] or for
+/// [`TimestampedKeys`](crate::TimestampedKeys).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRetention {
-    /// Zero or next to it: every retry would execute again.
-    #[error("a retention of less than a millisecond would forget keys before any retry arrives")]
+    /// The duration is less than a millisecond, so every retry would execute again.
+    #[error("a retention of less than a millisecond would end before any retry arrives; use a longer one")]
     TooShort,
-    /// Beyond what a timestamp should hold.
-    #[error("a retention holds at most 100 years; use Retention::forever() for keys that are never forgotten")]
+    /// The duration is longer than [`Retention::MAX`].
+    #[error("a retention is at most 100 years; use Retention::forever() for keys that never expire")]
     TooLong,
-    /// The key would be forgotten before its answer.
-    #[error("a key has to be kept longer than its answer")]
+    /// The key would expire before its response.
+    #[error("a key must be kept longer than its response; use a longer duration")]
     NotLonger,
-    /// Keys whose time stands beside them cannot be partitioned by it.
-    #[error("only keys that hold their time themselves can be partitioned by it")]
+    /// Keys with a timestamp beside them cannot be partitioned by it.
+    #[error("only keys that contain their timestamp can be partitioned by it; use UUIDv7 or ULID keys")]
     NotPartitionable,
 }
 

@@ -2,12 +2,12 @@ use std::{fmt, sync::Arc};
 
 use crate::bounded;
 
-/// Who owns a key: the tenant, account or user that a request acts for.
+/// The owner of a key: the tenant, account or user that a request acts for.
 ///
-/// Clients choose keys themselves, so two of them may choose the same one. Without a scope the second would be
-/// answered with the first one's response: that is how layers of this kind have leaked one customer's data to
-/// another. A scope therefore has to be given, and has to come from what the authentication in front of the layer
-/// established, never from something the client merely claims.
+/// Clients choose keys themselves, so two of them may choose the same one. Without a scope the second client would get
+/// the first one's response: that is how layers of this kind have leaked one customer's data to another. So a scope is
+/// required, and must come from the authentication in front of the layer, never from something that the client merely
+/// claims.
 ///
 /// ```
 /// use axum_idempotency::Scope;
@@ -16,8 +16,7 @@ use crate::bounded;
 /// assert_ne!(tenant, Scope::global());
 /// ```
 ///
-/// An empty owner, `Scope::new("")`, is a blank where a name should be. It is refused wherever it is used, instead
-/// of becoming a bucket that strangers share.
+/// An empty owner, `Scope::new("")`, is refused wherever it is used, so that unauthenticated requests never share a scope.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Scope(Repr);
 
@@ -28,28 +27,29 @@ enum Repr {
 }
 
 impl Scope {
-    /// The scope of one owner, named by a stable identifier of yours.
+    /// Makes the scope of one owner, named by a stable identifier of your choice.
     ///
-    /// Names of up to 200 bytes are stored as they are. Longer ones, and names with control characters, are stored
+    /// Names of up to 200 bytes are stored unchanged. Longer names, and names with control characters, are stored
     /// as their SHA-256, so that any identifier fits and different ones stay different.
     pub fn new(owner: impl AsRef<str>) -> Self {
         Self(Repr::Owner(bounded::name(owner.as_ref())))
     }
 
-    /// One scope for everybody: right only where all callers are one party that trusts itself, such as a service
-    /// with a single client.
+    /// Returns the one scope that all requests share.
+    ///
+    /// Use it only if all callers may see each other's responses, as in a service with a single client.
     #[must_use]
     pub fn global() -> Self {
         Self(Repr::Global)
     }
 
-    /// Is this a blank where an owner's name should be?
+    /// Returns whether the owner's name is empty.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         matches!(&self.0, Repr::Owner(owner) if owner.is_empty())
     }
 
-    /// What the column `scope` holds: the owner's name, or nothing for [`Scope::global`].
+    /// Returns the content of the column `scope`: the owner's name, or an empty string for [`Scope::global`].
     #[must_use]
     pub fn as_stored(&self) -> &str {
         match &self.0 {

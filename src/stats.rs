@@ -1,21 +1,21 @@
 use std::time::SystemTime;
 
-/// What [`Idempotency::prune`](crate::Idempotency::prune) or a [`Pruner`](crate::Pruner) did.
+/// The result of [`Idempotency::prune`](crate::Idempotency::prune) or of a [`Pruner`](crate::Pruner).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pruned {
-    /// Expired keys that were deleted.
+    /// The number of expired keys that were deleted.
     pub deleted: u64,
-    /// Answers that were dropped, because they are not replayed any more. Their keys stay.
+    /// The number of responses that were dropped, because they are not replayed any more. Their keys stay.
     pub responses_dropped: u64,
-    /// Partitions that were made ahead.
+    /// The number of partitions that were made ahead.
     pub partitions_made: u64,
-    /// Partitions that were dropped, with all that was in them.
+    /// The number of partitions that were dropped, with all keys in them.
     pub partitions_dropped: u64,
 }
 
 impl Pruned {
-    /// How many rows were deleted or changed, without those in dropped partitions.
+    /// Returns how many rows were deleted or changed, without those in dropped partitions.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.deleted.saturating_add(self.responses_dropped)
@@ -33,63 +33,64 @@ impl Pruned {
     }
 }
 
-/// What lies in the tables; see [`Idempotency::stats`](crate::Idempotency::stats).
+/// The contents of the tables; see [`Idempotency::stats`](crate::Idempotency::stats).
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Which share of a table's pages was looked at, from 0 to 1, where that was least. At 1 all numbers of rows are exact;
-    /// otherwise they are what was seen, divided by its table's share.
+    /// The share of a table's pages that was read, from 0 to 1; with two tables, the smaller share. At 1 all numbers of
+    /// rows are exact; otherwise each is the number of rows that were read, divided by the share of their table.
     pub sampled: f64,
-    /// By operation, the one with the most rows first. One with few rows may be missing from a sample.
+    /// The numbers for each operation, the one with the most rows first. An operation with few rows may be missing from a
+    /// sample.
     pub operations: Vec<OperationStats>,
-    /// Expired keys that nobody has deleted yet, exactly, up to 10,000: if this stays high, no pruner is running, or it
-    /// does not keep up. Those in partitions are not counted: they go with their partition.
+    /// The exact number of expired keys that have not been deleted yet, up to 10,000. If it stays high, no pruner is
+    /// running, or it does not keep up. Keys in partitions are not counted: they are dropped with their partition.
     pub overdue: u64,
-    /// When the oldest key that was looked at was first used.
+    /// The time of the first use of the oldest key that was read.
     pub oldest: Option<SystemTime>,
-    /// What the tables take on disk without their indexes, in bytes.
+    /// The size of the tables on disk without their indexes, in bytes.
     pub table_bytes: u64,
-    /// What their indexes take, in bytes.
+    /// The size of the indexes on disk, in bytes.
     pub index_bytes: u64,
 }
 
-/// What [`erase_scope`](crate::Idempotency::erase_scope) has done.
+/// The result of [`erase_scope`](crate::Idempotency::erase_scope).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Erased {
-    /// How many keys were deleted.
+    /// The number of keys that were deleted.
     pub keys: u64,
-    /// How many keys of the owner are there all the same, up to a thousand in each table: they are being used again after they
-    /// had expired, or have been used since.
+    /// The number of keys of the owner that are still there, up to a thousand in each table: they had expired and are
+    /// being used again, or were used during the erasure.
     pub remaining: u64,
 }
 
-/// What lies in the tables of one operation.
+/// The contents of the tables for one operation.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct OperationStats {
-    /// Its name.
+    /// The operation's name.
     pub operation: String,
-    /// Keys that are answered with what was stored.
+    /// The number of keys whose stored response is replayed.
     pub live: u64,
-    /// Keys whose answer is not kept, and that still refuse duplicates.
+    /// The number of keys whose response is not kept, and that still refuse duplicates.
     pub tombstones: u64,
-    /// Keys that have expired and are still there.
+    /// The number of keys that have expired and are still in the table.
     pub expired: u64,
-    /// What their rows take, in bytes, without indexes.
+    /// The size of the rows, in bytes, without indexes.
     pub bytes: u64,
-    /// When the oldest that was looked at was first used.
+    /// The time of the first use of the oldest key that was read.
     pub oldest: Option<SystemTime>,
 }
 
 impl Stats {
-    /// Keys that are answered with what was stored, of all operations.
+    /// Returns the number of keys of all operations whose stored response is replayed.
     #[must_use]
     pub fn live(&self) -> u64 {
         self.operations.iter().map(|operation| operation.live).sum()
     }
 
-    /// Keys whose answer is not kept, of all operations.
+    /// Returns the number of keys of all operations whose response is not kept.
     #[must_use]
     pub fn tombstones(&self) -> u64 {
         self.operations.iter().map(|operation| operation.tombstones).sum()

@@ -8,12 +8,13 @@ use crate::{
     retention::{beyond, checked},
 };
 
-/// Keys that say themselves when their intent was born: no bet on a window, and bounded storage.
+/// Keys that carry the time at which they were made (UUIDv7, ULID, …), so that an expired key can be rejected without
+/// being stored.
 ///
-/// A key whose time is within the window is remembered until its time has left it. An older one that is not remembered
-/// may have been executed and forgotten, so it is refused, with 412 `key-expired`, and not executed. One from the
-/// future is refused too. So a key is executed at most once, without any limit in time; where the time stands
-/// [beside](Self::first_sent) the key, that holds for the two together.
+/// A key whose timestamp is within the window is stored until it leaves the window. An older key that is not stored may
+/// have been executed and deleted, so it is not executed, and gets 412 `key-expired`. A key from the future is refused
+/// too. So a key is executed at most once, without any limit in time. If the timestamp is [beside](Self::first_sent) the
+/// key, this holds for the key and its timestamp together.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,33 +27,33 @@ use crate::{
 /// # Ok::<_, axum_idempotency::InvalidRetention>(())
 /// ```
 ///
-/// Give it to [`Idempotency::timestamped_keys`](crate::Idempotency::timestamped_keys) or a layer. The database's clock decides.
-/// The key is kept for the window and the [margin](Self::margin), and so is the answer, unless the
-/// [`Retention`](crate::Retention) says how long answers are replayed, by
-/// [`refuse_for`](crate::Retention::refuse_for) or [`refuse_forever`](crate::Retention::refuse_forever); how long it
-/// keeps keys does not matter then.
+/// Pass it to [`Idempotency::timestamped_keys`](crate::Idempotency::timestamped_keys) or to a layer. The database's clock
+/// decides. The key is kept for the window and the [margin](Self::margin), and so is the response, unless the
+/// [`Retention`](crate::Retention) says how long responses are replayed, with
+/// [`refuse_for`](crate::Retention::refuse_for) or [`refuse_forever`](crate::Retention::refuse_forever). The time for
+/// which a `Retention` keeps keys is ignored.
 ///
 /// # Changes
 ///
-/// The longest window under which an operation was claimed is noted in the table `idempotency.windows`, with the time
-/// since which that is so. Shortening a window takes effect at once, and keys go on being kept for the longer one. After
-/// it was made longer, keys that were born before the change, or less than the [skew](Self::future_skew) and the
-/// [margin](Self::margin) after it (two minutes by default), are still judged by the shorter one, since they may have been
-/// forgotten under it.
+/// The table `idempotency.windows` has a permanent row for each operation: the longest window with which the operation
+/// was claimed, and since when. So [name](crate::Operation) an operation that has no route template.
 ///
-/// Where an operation has been used without times before, or in the other table, keys that were born before the change,
-/// or less than skew and margin after it, are refused, unless they are remembered where they now belong. An operation of
-/// which the tables hold nothing counts as new: then keys are refused that are older than
-/// [`Idempotency::retention`](crate::Idempotency::retention), which has to be what it was. On tables too large to be looked
-/// through in two seconds it counts as used: claim something under it before traffic comes. Not noticed are, of an
-/// operation that was used without times: answers with a shorter retention of their own, and keys from further in the
-/// future than the skew.
-///
-/// Each operation has a row in that table for good, so name it where there is no route template.
-///
-/// Make such a change in all processes at once, or under a new name of the operation: a process that goes on without
-/// times forgets as it did before. When an operation goes back to keys without times, delete its row of
-/// `idempotency.windows`, so that a later change is noticed.
+/// 1. **To shorten the window**, set the shorter one. It takes effect at once; keys are still kept for the longer one.
+/// 2. **To lengthen the window**, set the longer one. Keys that were made before the change, or less than the
+///    [skew](Self::future_skew) and the [margin](Self::margin) after it (two minutes by default), are still judged by the
+///    shorter window, since they may have been deleted under it.
+/// 3. **To enable timestamps** for an operation that was used without them, or to move an operation to the other table,
+///    make the change in all processes at once, or under a new name of the operation: a process that goes on without
+///    timestamps deletes keys as it did before. Keys that were made before the change, or less than skew and margin after
+///    it, are refused, unless they are stored in the table where they now belong.
+///    * An operation of which the tables hold no row counts as new. Then keys are refused that are older than
+///      [`Idempotency::retention`](crate::Idempotency::retention), which must not change at the same time.
+///    * If the tables are too large to be searched in two seconds, the operation counts as used. Make one claim under it
+///      before requests arrive.
+///    * The change does not account for responses without timestamps that had a shorter retention of their own, nor for
+///      keys from further in the future than the skew.
+/// 4. **To go back** to keys without timestamps, delete the operation's row of `idempotency.windows` afterwards, so that a
+///    later change is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimestampedKeys {
     source: Source,
@@ -62,7 +63,7 @@ pub struct TimestampedKeys {
     partitioned: bool,
 }
 
-/// Where the time stands.
+/// Where a key's timestamp comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     UuidV7,
@@ -70,32 +71,36 @@ enum Source {
     FirstSent,
 }
 
-/// Why a request whose key bears a time is not executed.
+/// The reason why a request with a timestamped key is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyTimeError {
-    /// The key is older than the window, and nothing is known of it: it may have been executed and forgotten.
+    /// The key is older than the window, and is not stored: it may have been executed and deleted.
     Expired,
-    /// The key was born later than now, by more than clocks differ.
+    /// The key's timestamp is further in the future than the [skew](TimestampedKeys::future_skew) allows.
     InFuture,
-    /// The key was used with another time. Only where that stands [beside](TimestampedKeys::first_sent) the key;
-    /// [`run`](crate::Idempotency::run) gives [`KeyReused`](crate::ErrorKind::KeyReused).
+    /// The key was used with another timestamp. This happens only if the timestamp is
+    /// [beside](TimestampedKeys::first_sent) the key; [`run`](crate::Idempotency::run) returns
+    /// [`KeyReused`](crate::ErrorKind::KeyReused) for it.
     Mismatch,
 }
 
 impl TimestampedKeys {
-    /// Keys are UUIDs of version 7 (RFC 9562, section 5.7), in lower case, with hyphens. The layer takes upper case as
-    /// well. Their time counts to the millisecond.
+    /// Requires keys that are UUIDs of version 7 (RFC 9562, section 5.7), in lower case, with hyphens.
+    ///
+    /// The layer accepts upper case as well. The timestamp is exact to the millisecond. `window` is the age up to which a
+    /// key is executed.
     ///
     /// # Errors
     ///
-    /// [`InvalidRetention`] if the window is shorter than a millisecond or longer than
+    /// Returns [`InvalidRetention`] if the window is shorter than a millisecond or longer than
     /// [`Retention::MAX`](crate::Retention::MAX).
     pub fn uuid_v7(window: Duration) -> Result<Self, InvalidRetention> {
         Self::new(Source::UuidV7, window)
     }
 
-    /// Keys are ULIDs (github.com/ulid/spec), in upper case. The layer takes lower case as well. Their time counts to the
-    /// millisecond.
+    /// Requires keys that are ULIDs (github.com/ulid/spec), in upper case.
+    ///
+    /// The layer accepts lower case as well. The timestamp is exact to the millisecond.
     ///
     /// # Errors
     ///
@@ -104,12 +109,13 @@ impl TimestampedKeys {
         Self::new(Source::Ulid, window)
     }
 
-    /// The time comes beside the key: for the layer in `Repeatability-First-Sent`, with the key in
-    /// `Repeatability-Request-ID` (OASIS Repeatable Requests 1.0); elsewhere by
-    /// [`IdempotentRequest::with_first_sent`]. It counts in whole seconds. While a key is remembered, it is refused with another
-    /// time; when it is forgotten, whether its row has been pruned or not, the same key with a new time is a new request, as that
-    /// standard has it. That standard's keys are UUIDs in any case: add
-    /// [`uuid_keys`](crate::IdempotencyLayer::uuid_keys) to take them so.
+    /// Requires a timestamp beside the key.
+    ///
+    /// The layer reads it from `Repeatability-First-Sent`, with the key in `Repeatability-Request-ID` (OASIS Repeatable
+    /// Requests 1.0); without the layer, set it with [`IdempotentRequest::with_first_sent`]. It is exact to the second.
+    /// While a key is stored, it is refused with another timestamp. When it has expired, whether its row has been pruned
+    /// or not, the same key with a new timestamp is a new request, as that standard says. The keys of that standard are
+    /// UUIDs in upper or lower case: add [`uuid_keys`](crate::IdempotencyLayer::uuid_keys) to accept both as one key.
     ///
     /// # Errors
     ///
@@ -124,36 +130,40 @@ impl TimestampedKeys {
         Ok(Self { source, window: checked(window)?, skew: MINUTE, margin: MINUTE, partitioned: false })
     }
 
-    /// How far in the future a key's time may lie, for clients whose clocks are fast. Default: 60 seconds, since
-    /// clocks that are set by the network differ by seconds at most. At most
-    /// [`Retention::MAX`](crate::Retention::MAX); what is more counts as that.
+    /// Sets how far in the future a key's timestamp may be, for clients whose clocks are fast.
+    ///
+    /// Default: 60 seconds, since clocks that are set by the network differ by seconds at most. A value above
+    /// [`Retention::MAX`](crate::Retention::MAX) counts as that maximum.
     #[must_use]
     pub fn future_skew(self, skew: Duration) -> Self {
         Self { skew: skew.min(crate::Retention::MAX), ..self }
     }
 
-    /// How much longer than the window a key is kept: the largest step back of the database's clock that does no harm.
-    /// Default: 60 seconds. All processes have to agree on it, or the largest counts late. At most
-    /// [`Retention::MAX`](crate::Retention::MAX); what is more counts as that.
+    /// Sets how much longer than the window a key is kept: the database's clock may be set back by this much without harm.
+    ///
+    /// Default: 60 seconds. Use the same margin in all processes; otherwise the largest one takes effect only from the
+    /// first claim of a process that uses it. A value above [`Retention::MAX`](crate::Retention::MAX) counts as that
+    /// maximum.
     #[must_use]
     pub fn margin(self, margin: Duration) -> Self {
         Self { margin: margin.min(crate::Retention::MAX), ..self }
     }
 
-    /// Keeps the keys in the table `idempotency.timed_keys`, which is partitioned by their time: forgetting is dropping
-    /// a partition, without a trace of what was in it. Each covers an eighth of the longest window, or of the largest step into
-    /// the future if that is longer, a minute at least;
-    /// [`prune`](crate::Idempotency::prune) makes and drops them, and a claim that finds none for its time makes it.
+    /// Keeps the keys in the table `idempotency.timed_keys`, which is partitioned by their timestamps.
     ///
-    /// The table is made by [`migrate_partitioned`](crate::migrate_partitioned). The roles that prune and claim have to own
-    /// it; a claim that does not finds its partition only if a pruner has been there in time. Default:
-    /// they are kept in `idempotency.keys`. An operation that changes over counts as one that has been used without
-    /// times.
+    /// Expired keys are removed by dropping a partition. Each partition covers an eighth of the longest window, or of the
+    /// longest [skew](Self::future_skew) if that is longer, but at least a minute. [`prune`](crate::Idempotency::prune)
+    /// makes and drops partitions, and a claim that finds none for its timestamp makes it.
+    ///
+    /// [`migrate_partitioned`](crate::migrate_partitioned) makes the table. The roles that prune and claim must own it; a
+    /// claim of another role fails if no pruner has made its partition before. Default: keys are kept in
+    /// `idempotency.keys`. An operation that moves to this table counts as one that was used without timestamps (see
+    /// [changes](Self#changes)).
     ///
     /// # Errors
     ///
-    /// [`InvalidRetention::NotPartitionable`] for keys whose time stands [beside](Self::first_sent) them: one key with
-    /// two times would be in two partitions, and nobody would notice.
+    /// Returns [`InvalidRetention::NotPartitionable`] for keys with a timestamp [beside](Self::first_sent) them: one key
+    /// with two timestamps would be in two partitions, unnoticed.
     pub fn partitioned(self) -> Result<Self, InvalidRetention> {
         match self.source {
             Source::UuidV7 | Source::Ulid => Ok(Self { partitioned: true, ..self }),
@@ -161,19 +171,20 @@ impl TimestampedKeys {
         }
     }
 
-    /// How old a key may be that is executed.
+    /// Returns the age up to which a key is executed.
     #[must_use]
     pub fn window(self) -> Duration {
         self.window
     }
 
-    /// The same, with a window that outlasts `least`.
+    /// Returns the same keys, with a window that is longer than `least`.
     pub(crate) fn outlasting(self, least: Duration) -> Self {
         if self.window <= least { Self { window: beyond(least), ..self } } else { self }
     }
 
-    /// The window as an ISO 8601 duration, such as `P7D` or `PT36H`, rounded down to seconds: for the API's
-    /// documentation or a configuration endpoint. A client has to know it before it needs it.
+    /// Returns the window as an ISO 8601 duration, such as `P7D` or `P1DT12H`, rounded down to seconds.
+    ///
+    /// Publish it in the API's documentation or at a configuration endpoint: a client must know it before it needs it.
     #[must_use]
     pub fn advertised(self) -> String {
         iso8601(self.window)
@@ -184,7 +195,7 @@ impl TimestampedKeys {
         self.source == Source::FirstSent
     }
 
-    /// What keys have to be: `uuid-v7`, `ulid` or `first-sent`.
+    /// Returns the kind of keys: `uuid-v7`, `ulid` or `first-sent`.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self.source {
@@ -202,12 +213,12 @@ impl TimestampedKeys {
         self.skew
     }
 
-    /// How long after its birth a key is kept.
+    /// Returns how long a key is kept after its timestamp.
     pub(crate) fn keep(self) -> Duration {
         self.window.saturating_add(self.margin)
     }
 
-    /// When the request's key was born; `None` if that is not to be found, or the key is not in its one spelling.
+    /// Returns when the request's key was made; `None` if it has no timestamp, or is not in its canonical spelling.
     pub(crate) fn born(self, request: &IdempotentRequest) -> Option<SystemTime> {
         match self.source {
             Source::FirstSent => request.first_sent(),
@@ -219,7 +230,7 @@ impl TimestampedKeys {
         }
     }
 
-    /// A key in its one spelling, and when it was born; `None` if it bears no time.
+    /// Returns a key in its canonical spelling, and when it was made; `None` if it carries no timestamp.
     pub(crate) fn spell(self, key: &str) -> Option<(String, SystemTime)> {
         let (spelled, millis) = match self.source {
             Source::FirstSent => return None,

@@ -4,7 +4,7 @@ use std::{
     task::Poll,
 };
 
-/// What `work` gives, unless `stop` comes first.
+/// Returns the output of `work`; `None` if `stop` ends first.
 pub(crate) async fn unless<T>(
     mut stop: Pin<&mut impl Future<Output = ()>>,
     work: impl Future<Output = T>,

@@ -18,7 +18,7 @@ use crate::{
 };
 use sqlx::PgConnection;
 
-/// The one execution of a request: an open transaction that holds the key.
+/// The execution of a request: an open transaction that holds the key.
 ///
 /// End it with [`complete`](Self::complete), [`reject`](Self::reject) or [`release`](Self::release). Each goes on in
 /// the background if its future is dropped, so a COMMIT is never cut in two.
@@ -49,14 +49,14 @@ pub struct Attempt {
     idempotency: Idempotency,
 }
 
-/// What became of a response whose work was undone.
+/// The result of [`Attempt::reject`].
 #[derive(Debug)]
 #[must_use = "only a stored rejection may be given to the client"]
 pub enum Rejected {
-    /// It is stored, for this window, and is what every retry will get.
+    /// The response is stored, for this time, and every retry gets it.
     Stored(Window),
-    /// While the work was being undone, the key was used elsewhere, or became too old to be kept: nothing was stored, and this is
-    /// what the client is to be told.
+    /// While the work was being undone, the key was used elsewhere, or became too old to be kept. The response was not
+    /// stored; respond to the client as this duplicate requires.
     Overtaken(Duplicate),
 }
 
@@ -77,19 +77,19 @@ impl Attempt {
         self.leader.request()
     }
 
-    /// When the key was first used, which is now, and until when its answer will be kept.
+    /// Returns when the key was first used, which is now, and until when its response will be kept.
     #[must_use]
     pub fn window(&self) -> Window {
         self.window
     }
 
-    /// The connection that the work has to go through: what is written here is committed together with the response, or
-    /// not at all. Savepoints, by `begin()`, are fine.
+    /// Returns the connection for the work: writes on it are committed together with the response, or not at all.
     ///
-    /// On [the engine's own pool](Idempotency::new) that holds whatever the work does with it: a `COMMIT` of its own
-    /// fails, and after a `ROLLBACK`, its own or one of sqlx's, the session refuses to write. Excepted is what asks for it
-    /// by name, `BEGIN READ WRITE` and the like. On a [shared pool](Idempotency::sharing) what is written after a
-    /// `ROLLBACK` is durable, and [`TransactionEnded`](ErrorKind::TransactionEnded) says so.
+    /// Savepoints, with `begin()`, are allowed. On [the engine's own pool](Idempotency::new) this holds whatever the work
+    /// does with the connection: if the work runs `COMMIT`, it fails, and after a `ROLLBACK`, by the work or by sqlx, the
+    /// session refuses writes. The exception is code that circumvents this by name, for instance with `BEGIN READ WRITE`.
+    /// On a [shared pool](Idempotency::sharing) writes after a `ROLLBACK` are durable, and the error is
+    /// [`TransactionEnded`](ErrorKind::TransactionEnded).
     pub fn connection(&mut self) -> &mut PgConnection {
         self.transaction.lend()
     }
@@ -99,13 +99,13 @@ impl Attempt {
         self.transaction.connection_ref()
     }
 
-    /// Keeps the work and the answer: one commit for both. Says for how long the answer is kept.
+    /// Commits the work and the response together, and returns for how long the response is kept.
     ///
     /// # Errors
     ///
-    /// Neither is kept, and the key is free again; unless the kind is
-    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown), when it is either both or neither, or
-    /// [`TransactionEnded`](ErrorKind::TransactionEnded), when the work has committed something on its own.
+    /// After an error neither is kept, and the key is free again, with two exceptions. After
+    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) both are kept or neither. After
+    /// [`TransactionEnded`](ErrorKind::TransactionEnded) the work may have committed something on its own.
     pub async fn complete(self, response: &StoredResponse) -> Result<Window, Error> {
         let (backlog, response) = (self.idempotency.0.backlog.clone(), self.idempotency.outlasting(response));
         Uninterrupted::new(&backlog, self.record_and_commit(response)).await
@@ -130,12 +130,13 @@ impl Attempt {
         }
     }
 
-    /// Undoes the work and keeps the answer, for a decision that stands, such as a declined card. Works even if a
+    /// Undoes the work and keeps the response, for a final decision, such as a declined card. It works even if a
     /// statement of the work has failed.
     ///
     /// # Errors
     ///
-    /// Nothing is kept, unless the kind is [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): then the answer may be.
+    /// After an error nothing is kept, unless the kind is [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): then the
+    /// response may be kept.
     pub async fn reject(self, response: &StoredResponse) -> Result<Rejected, Error> {
         let (backlog, response) = (self.idempotency.0.backlog.clone(), self.idempotency.outlasting(response));
         Uninterrupted::new(&backlog, self.undo_and_record(response)).await
@@ -163,14 +164,15 @@ impl Attempt {
         }
     }
 
-    /// Undoes the work and stores nothing: the key is free, and a retry executes. The same as dropping the attempt,
-    /// but it waits until that is so.
+    /// Undoes the work and stores nothing: the key is free, and a retry executes.
+    ///
+    /// Dropping the attempt does the same, but this waits until the rollback is done.
     ///
     /// # Errors
     ///
-    /// The connection is gone, or a statement that was cut off still runs on it, and the server rolls back on its own; or
-    /// the work has ended the transaction itself
-    /// ([`TransactionEnded`](ErrorKind::TransactionEnded)), and what it committed is durable.
+    /// Returns an error if the connection is gone, or a statement that was cut off still runs on it: the server then
+    /// rolls back on its own. Returns [`TransactionEnded`](ErrorKind::TransactionEnded) if the work has ended the
+    /// transaction itself: its own commits are durable.
     pub async fn release(self) -> Result<(), Error> {
         let backlog = self.idempotency.0.backlog.clone();
         Uninterrupted::new(&backlog, self.undo()).await
@@ -186,7 +188,7 @@ impl Attempt {
         }
     }
 
-    /// Asked when the work was cut off: does it wait for itself?
+    /// Returns why work that was cut off may have taken long, for instance because it waits for itself.
     #[cfg(feature = "axum")]
     pub(crate) async fn why_so_slow(&mut self) -> Option<Slow> {
         why_so_slow(&mut self.transaction).await
@@ -197,7 +199,7 @@ impl Attempt {
         timing(&self.idempotency, self.leader.request())
     }
 
-    /// Has the work left the transaction as it was? If not, a rollback undoes nothing of what it did.
+    /// Checks whether the work has left the transaction as it was. If not, a rollback cannot undo the work.
     async fn check(&mut self) -> Result<(), Error> {
         if !self.transaction.is_fit() {
             return Err(Error::unavailable(Unavailable::Unfit));
@@ -220,11 +222,11 @@ impl Attempt {
         }
     }
 
-    /// After a failure of ours. If the work has meddled with the transaction, nobody knows what the connection is
-    /// in; otherwise the key should be free by the time that the client is answered.
+    /// Cleans up after a failure of the engine. If the work has changed the transaction, the connection's state is unknown;
+    /// otherwise the key should be free before the client gets a response.
     async fn abandon(self, error: &Error) {
         if error.connection() == Connection::Fit && error.kind() != ErrorKind::TransactionEnded {
-            // It failed already; that the connection is gone as well makes no difference.
+            // The attempt failed already; a connection that is gone as well makes no difference.
             drop(self.transaction.rollback().await);
         } else {
             self.transaction.close();
@@ -232,15 +234,15 @@ impl Attempt {
     }
 }
 
-/// Why work that was cut off may have taken so long.
+/// The reason why work that was cut off may have taken long.
 #[cfg(feature = "axum")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Slow {
-    /// Another connection, of the same role and from the same machine, waits for a lock that it holds.
+    /// Another connection, of the same role and from the same machine, waits for a lock that the work holds.
     HoldsOthersUp,
-    /// A statement of it is still running.
+    /// A statement of the work is still running.
     Busy,
-    /// A task of it still holds the connection.
+    /// A task of the work still holds the connection.
     Held,
 }
 

@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 use super::Idempotency;
 
-/// Counts what goes on although nobody waits for it any more.
+/// Counts the tasks that go on after their caller has stopped waiting for them.
 #[derive(Clone, Debug)]
 pub(crate) struct Backlog(watch::Sender<usize>);
 
@@ -14,7 +14,7 @@ impl Default for Backlog {
     }
 }
 
-/// One that goes on, as long as this is kept.
+/// One counted task, until this is dropped.
 #[derive(Debug)]
 pub(super) struct GoesOn(Backlog);
 
@@ -32,12 +32,12 @@ impl Drop for GoesOn {
 }
 
 impl Idempotency {
-    /// Waits until the attempts whose clients have gone away have ended, at most for `limit`, and says how many are
-    /// left: 0, if all have ended.
+    /// Waits until the attempts whose clients have gone away have ended, at most for `limit`, and returns how many are
+    /// left: 0 if all have ended.
     ///
-    /// An attempt that nobody waits for any more goes on as a task of the runtime, and dies with it. So call this
-    /// when the server has stopped, before the process ends. What is left over then is rolled back by PostgreSQL,
-    /// and a retry executes.
+    /// An attempt whose client has gone away goes on as a task of the runtime, and ends with it. So call this
+    /// when the server has stopped, before the process ends. PostgreSQL rolls back the attempts that are left then,
+    /// and their retries execute.
     ///
     /// ```no_run
     /// # async fn f(listener: tokio::net::TcpListener, app: axum::Router, idempotency: axum_idempotency::Idempotency,

@@ -21,30 +21,30 @@ use crate::{
     unless::unless,
 };
 
-/// How many connections a claim may find unable to serve before it gives up.
+/// The number of unusable connections after which a claim gives up.
 const CONNECTIONS_LOST: u32 = 3;
 
-/// How often a claim starts over after it lost its row to somebody who then left none. Each round takes another
-/// party to get in between, so this many say that something is wrong.
+/// How often a claim starts over after it lost its row to another transaction that then left none. Each round needs another
+/// conflict, so this many mean that something is wrong.
 pub(super) const ROUNDS: u32 = 16;
 
-/// Whose turn it is.
+/// The outcome of [`Idempotency::claim`]. It is deliberately exhaustive: each case needs its own response.
 #[derive(Debug)]
 #[must_use = "dropping a fresh claim rolls it back and frees the key"]
 pub enum Claim {
-    /// The key is the caller's: do the work through the attempt, and end it.
+    /// The key is claimed: do the work through the attempt, and end it.
     Fresh(Attempt),
-    /// It is not.
+    /// The key is not free.
     Duplicate(Duplicate),
 }
 
-/// As [`Claim`], for a transaction of the caller's.
+/// The outcome of [`Idempotency::claim_using`], in the caller's own transaction.
 #[derive(Debug)]
 #[must_use = "a fresh claim has to be completed or rolled back"]
 pub enum ClaimUsing {
     /// The key is claimed in the caller's transaction.
     Fresh,
-    /// It is not.
+    /// The key is not free.
     Duplicate(Duplicate),
 }
 
@@ -159,7 +159,7 @@ pub(super) async fn contend(
         let asked =
             timeout_at(patience.limit(wait, terms), claim::claim(transaction.connection(), request, wait, terms));
         let asked = match wait {
-            // One that waits for others is not worth it any more when nobody waits for it.
+            // A claim that waits for others is given up when its caller has gone.
             Wait::UpTo(_) => unless(pin!(caller.gone()), asked).await,
             Wait::Never | Wait::NextToNothing => Some(asked.await),
         };
@@ -211,7 +211,7 @@ pub(super) async fn contend(
                 prepare(idempotency, request, timing, &missing).await?;
                 transaction = idempotency.begin(request).await?;
             }
-            // Under REPEATABLE READ and above, whoever waited cannot see what he waited for.
+            // Under REPEATABLE READ and above, a claim that waited cannot see the row that it waited for.
             Ok(Claimed::Lost) => transaction = transaction.restart().await?,
             Err(error) if error.kind() == ErrorKind::Conflict => transaction = transaction.restart().await?,
             // The connection cannot serve, or is gone with a server that restarts. Nothing has been executed yet.

@@ -19,8 +19,8 @@ use crate::{
     },
 };
 
-/// How many keys a transaction may claim. Each takes a place in the server's table of locks, which all its sessions share: by
-/// default it has some 6,400 places, and a server on which it is full refuses everybody.
+/// How many keys a transaction may claim. Each takes a place in the server's table of locks, which all its sessions
+/// share: by default it has some 6,400 places, and a server on which it is full refuses everybody.
 const MOST_CLAIMS: u32 = 1_000;
 
 pub(super) async fn claim_using(

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-/// The monotonic clock is never set, but on some systems stands still while the machine is suspended; the wall clock goes on,
-/// but may be set. What has an end has reached it when one of them says so.
+/// The monotonic clock is never set, but on some systems stands still while the machine is suspended; the wall clock goes
+/// on, but may be set. What has an end has reached it when one of them says so.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) monotonic: Instant,

@@ -1,15 +1,15 @@
 use std::time::Duration;
 
-/// What happens to a request whose key another request is executing right now.
+/// What happens to a request while another request with its key is running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Concurrency {
-    /// It waits for the first one's answer, at most so long, and is answered with it. If the first one leaves no
-    /// answer, one of those that wait executes.
+    /// It waits for the first request's response, and gets it. If the first request leaves no response, one of the waiting
+    /// requests executes.
     Wait {
-        /// The longest wait. A millisecond at least; what is shorter counts as one.
+        /// The longest wait. A shorter time than a millisecond counts as a millisecond.
         timeout: Duration,
     },
-    /// It is refused at once.
+    /// It is refused without waiting.
     NoWait,
 }
 
@@ -23,7 +23,7 @@ impl Concurrency {
 }
 
 impl Default for Concurrency {
-    /// Wait up to 5 seconds: longer than most handlers run, shorter than most clients wait.
+    /// Returns a wait of up to 5 seconds: longer than most handlers run, and shorter than most clients wait.
     fn default() -> Self {
         Self::Wait { timeout: Duration::from_secs(5) }
     }

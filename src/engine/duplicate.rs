@@ -1,6 +1,6 @@
 use crate::{Error, ErrorKind, KeyTimeError, StoredResponse, Tombstone};
 
-/// What becomes of a request whose key is not free.
+/// The result for a request whose key is not free.
 ///
 /// More may be added, so a `match` on it needs an arm for the rest; [`into_response`](Self::into_response) needs none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,15 +13,15 @@ pub enum Duplicate {
     NotRetained(Tombstone),
     /// Another request under this key is running and did not end in time.
     InProgress,
-    /// The key was used for a request with another fingerprint. Nothing of that one is revealed.
+    /// The key was used for a request with another fingerprint. No part of that request is revealed.
     KeyReused,
-    /// The key carries a time at which it is not executed. Only with
+    /// The key's timestamp does not allow an execution. It happens only with
     /// [`timestamped_keys`](crate::Idempotency::timestamped_keys).
     KeyTime(KeyTimeError),
 }
 
 impl Duplicate {
-    /// What is stored for the request itself.
+    /// Makes the result from the stored response of the same request.
     pub(super) fn of(stored: StoredResponse) -> Self {
         match stored.tombstone() {
             None => Self::Replay(stored),
@@ -29,13 +29,13 @@ impl Duplicate {
         }
     }
 
-    /// The stored response.
+    /// Returns the stored response.
     ///
     /// # Errors
     ///
-    /// There is none for this request: [`NotRetained`](ErrorKind::NotRetained), [`InProgress`](ErrorKind::InProgress),
-    /// [`KeyReused`](ErrorKind::KeyReused), [`KeyExpired`](ErrorKind::KeyExpired) or
-    /// [`KeyFromFuture`](ErrorKind::KeyFromFuture).
+    /// Returns an error if there is none for this request: [`NotRetained`](ErrorKind::NotRetained),
+    /// [`InProgress`](ErrorKind::InProgress), [`KeyReused`](ErrorKind::KeyReused), [`KeyExpired`](ErrorKind::KeyExpired)
+    /// or [`KeyFromFuture`](ErrorKind::KeyFromFuture).
     pub fn into_response(self) -> Result<StoredResponse, Error> {
         Err(Error::new(match self {
             Self::Replay(stored) => return Ok(stored),

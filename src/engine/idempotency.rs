@@ -13,9 +13,9 @@ use crate::{
     postgres::{self, Connections, Table, begin::Begin, claim::Timing, record::Row, transaction::Transaction},
 };
 
-/// The entry point: a pool, and how keys are treated. Cloning is cheap and shares the connections.
+/// The entry point: a pool, and the settings for keys. Cloning is cheap and shares the connections.
 ///
-/// Give it to an `IdempotencyLayer` for HTTP, or use it directly, for instance in a consumer of a message broker
+/// Pass it to an `IdempotencyLayer` for HTTP, or use it directly, for instance in a consumer of a message broker
 /// that delivers more than once:
 ///
 /// ```no_run
@@ -79,32 +79,33 @@ impl Idempotency {
         self.0.connections.begin(Begin::Keyed, request.local_settings()).await
     }
 
-    /// Makes the key the caller's to execute under, or says who has it.
+    /// Claims the key for this request, or reports how it is already used.
     ///
-    /// Dropping the future, under `select!` or a timeout, is safe: if it is asking the database, that goes on in the
-    /// background, and what it has claimed by then is rolled back.
+    /// Dropping the future, under `select!` or a timeout, is safe: a query that is under way goes on in the background,
+    /// and a claim that it makes is rolled back.
     ///
     /// # Errors
     ///
-    /// Nothing has been claimed: the database is unreachable or not migrated; the scope is blank; the key
-    /// [bears no time](crate::ErrorKind::KeyWithoutTime) although it should; the row is corrupt, or was
-    /// [committed without an answer](crate::ErrorKind::Unanswered); or others were faster again and again
-    /// ([`Conflict`](crate::ErrorKind::Conflict)).
+    /// If it returns an [`Error`], nothing has been claimed. The database is unreachable or not migrated; the scope is
+    /// blank; the key [carries no timestamp](crate::ErrorKind::KeyWithoutTime) although it must; the row is corrupt, or
+    /// was [committed without a response](crate::ErrorKind::Unanswered); or there were repeated conflicts with concurrent
+    /// claims ([`Conflict`](crate::ErrorKind::Conflict)).
     pub async fn claim(&self, request: IdempotentRequest) -> Result<Claim, Error> {
         claim::claim(self, &request).await
     }
 
-    /// As [`claim`](Self::claim), inside a transaction that the caller has begun with sqlx.
+    /// Claims the key as [`claim`](Self::claim) does, inside a transaction that the caller has begun with sqlx.
     ///
-    /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and
-    /// commits, or rolls back everything. PostgreSQL refuses to commit a claim without its response (SQLSTATE 23503,
-    /// `a_claim_is_committed_with_its_response`). The window counts from the beginning of the caller's transaction: claim
-    /// early in it. Whether a key has expired is a matter of when it is asked, however long ago the transaction began.
+    /// After [`ClaimUsing::Fresh`] the caller does the work, calls [`complete_using`](Self::complete_using) and commits,
+    /// or rolls back everything. PostgreSQL refuses to commit a claim without its response (SQLSTATE 23503,
+    /// `a_claim_is_committed_with_its_response`). The retention counts from the beginning of the caller's transaction, so
+    /// claim early in it. Whether a key has expired is decided at the time of the claim, however long ago the transaction
+    /// began.
     ///
-    /// A transaction holds a thousand claims at most, since each takes a place in the server's table of locks; the next one is
-    /// refused with [`TooManyClaims`](crate::ErrorKind::TooManyClaims), and the transaction goes on.
+    /// A transaction holds at most a thousand claims, since each takes an entry in the server's lock table. The next
+    /// claim is refused with [`TooManyClaims`](crate::ErrorKind::TooManyClaims), and the transaction stays usable.
     ///
-    /// The first claim of an operation whose keys [bear a time](TimestampedKeys), and the first one of a partition, take a
+    /// The first claim of an operation with [timestamped keys](TimestampedKeys), and the first one of a partition, take a
     /// connection from the engine's pool for a moment.
     ///
     /// A savepoint keeps the caller's transaction usable when the wait ends without a claim. It waits inside PostgreSQL
@@ -114,7 +115,8 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`NoTransaction`](crate::ErrorKind::NoTransaction) if there is none; otherwise as for `claim`, and the
+    /// Returns [`NoTransaction`](crate::ErrorKind::NoTransaction) if there is none, and
+    /// [`TooManyClaims`](crate::ErrorKind::TooManyClaims) as described above. Other errors are those of `claim`, and the
     /// transaction is lost.
     pub async fn claim_using(
         &self,
@@ -124,14 +126,15 @@ impl Idempotency {
         claim_using::claim_using(self, connection, request).await
     }
 
-    /// Writes the answer for what [`claim_using`](Self::claim_using) claimed in the same transaction. Make it the
-    /// last statement before the commit: it fails if any statement before it failed.
+    /// Stores the response for a key that [`claim_using`](Self::claim_using) claimed in the same transaction.
+    ///
+    /// Make it the last statement before the commit: it fails if any statement before it failed.
     ///
     /// # Errors
     ///
-    /// [`TransactionAborted`](crate::ErrorKind::TransactionAborted), or
+    /// Returns [`TransactionAborted`](crate::ErrorKind::TransactionAborted) if a statement failed before, and
     /// [`TransactionEnded`](crate::ErrorKind::TransactionEnded) if this is not the transaction that claimed. Roll
-    /// back then.
+    /// back after any error.
     pub async fn complete_using(
         &self,
         connection: &mut PgConnection,
@@ -143,29 +146,33 @@ impl Idempotency {
         postgres::record::record(connection, row, &response).await.map(drop)
     }
 
-    /// Deletes up to `limit` expired rows, drops up to `limit` answers that are not replayed any more, and says what it
-    /// did. Whether and when this happens changes no answer: an expired row counts as absent, and an answer
-    /// whose window has ended as not kept. See [`Pruner`](crate::Pruner) for doing it regularly.
+    /// Deletes up to `limit` expired rows, drops up to `limit` responses that are not replayed any more, and returns the
+    /// numbers.
     ///
-    /// Where keys are [partitioned](TimestampedKeys::partitioned), it also makes partitions ahead, and drops one of which
-    /// everything has expired, if the role owns that table; if it does not, another one has to prune it.
+    /// This changes no response: an expired key counts as absent, and a response whose retention has ended as not kept,
+    /// whether pruned or not. A [`Pruner`](crate::Pruner) calls it regularly.
+    ///
+    /// If keys are [partitioned](TimestampedKeys::partitioned), it also makes partitions ahead, and drops one in which
+    /// all keys have expired, if the role owns that table. If the role does not, another role must prune it.
     ///
     /// # Errors
     ///
-    /// What the database says.
+    /// Returns [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable), [`NotMigrated`](crate::ErrorKind::NotMigrated)
+    /// or another error of the database.
     pub async fn prune(&self, limit: u32) -> Result<Pruned, Error> {
         postgres::prune::prune(&self.0.connections, limit, &self.0.pruned_until).await
     }
 
-    /// What became of a key; `None` if it was not used, has expired, or is being executed right now, which nobody can
-    /// see before the commit. For operators and support.
+    /// Returns the state of a key, for operators and support.
     ///
-    /// Where a layer says that keys [bear a time](Self::timestamped_keys), this value has to say the same.
+    /// It is `None` if the key was not used, has expired, or belongs to a request that is running, which is not visible
+    /// before the commit. If a layer requires [timestamped keys](Self::timestamped_keys), set the same on this value.
     ///
     /// # Errors
     ///
-    /// What the database says, or that the row holds no complete answer, or none at all
-    /// ([`Unanswered`](crate::ErrorKind::Unanswered)).
+    /// Returns [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable), [`NotMigrated`](crate::ErrorKind::NotMigrated)
+    /// or another error of the database; [`CorruptRow`](crate::ErrorKind::CorruptRow) if the row holds no complete
+    /// response; and [`Unanswered`](crate::ErrorKind::Unanswered) if it was committed without one.
     pub async fn lookup(
         &self,
         scope: &Scope,
@@ -181,27 +188,34 @@ impl Idempotency {
         postgres::lookup::lookup(&self.0.connections, scope, operation, key, table).await
     }
 
-    /// What lies in the tables, for an operator's page and for alerts. It reads about 8 MiB of each table: on larger ones the
-    /// numbers of rows are estimates, from a random sample of pages.
+    /// Returns statistics of the tables, for dashboards and alerts.
+    ///
+    /// It reads about 8 MiB of each table. On larger tables the numbers of rows are estimates, from a random sample of
+    /// pages.
     ///
     /// # Errors
     ///
-    /// What the database says.
+    /// Returns [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable), [`NotMigrated`](crate::ErrorKind::NotMigrated)
+    /// or another error of the database.
     pub async fn stats(&self) -> Result<Stats, Error> {
         postgres::stats::stats(&self.0.connections).await
     }
 
-    /// Deletes all keys of one owner with their responses, in batches of a thousand, and says how many there were: for an
-    /// owner who leaves, or asks for the deletion of data. Whatever that owner repeats executes as new, except under keys that
-    /// bear a time before the window.
+    /// Deletes all keys of one owner with their responses, in batches of a thousand, and returns how many were deleted.
     ///
-    /// A request that is being executed meanwhile leaves its key. A key that has expired and is just being used again is passed
-    /// over, and counted in [`Erased::remaining`]: ask again. [Responses in memory](Self::response_cache) of other
-    /// processes go when their age is over.
+    /// Use it when an owner leaves, or asks for the deletion of data. Requests that the owner repeats after that execute
+    /// as new, except under [timestamped keys](TimestampedKeys) from before the window.
+    ///
+    /// * The key of a request that is running during the erasure is stored when the request commits.
+    /// * A key that has expired and is being used again at that moment is skipped, and counted in [`Erased::remaining`]:
+    ///   call this again.
+    /// * [Cached responses](Self::response_cache) of this process are erased too; those of other processes end with their
+    ///   age.
     ///
     /// # Errors
     ///
-    /// What the database says; some batches may be gone.
+    /// Returns [`StoreUnavailable`](crate::ErrorKind::StoreUnavailable), [`NotMigrated`](crate::ErrorKind::NotMigrated)
+    /// or another error of the database; some batches may be deleted by then.
     pub async fn erase_scope(&self, scope: &Scope) -> Result<Erased, Error> {
         const BATCH: u32 = 1_000;
 

@@ -6,11 +6,11 @@ use tracing::{debug, warn};
 use super::Idempotency;
 use crate::{Pruned, unless::unless};
 
-/// Deletes expired keys, drops answers whose window has ended, and makes and drops partitions, every now and then and in
-/// batches. After a failure it tries again after a second, then two, four and so on, and never later than a normal round.
+/// A task that regularly deletes expired keys, drops responses whose retention has ended, and makes and drops partitions, in
+/// batches.
 ///
-/// Any number of processes may run one on the same table: they skip each other's rows. Nothing but disk space depends
-/// on it.
+/// After a failure it tries again after a second, then two, four and so on, and never later than a normal round. Any
+/// number of processes may run one on the same table: they skip each other's rows. Only disk space depends on it.
 ///
 /// ```no_run
 /// # async fn f(idempotency: axum_idempotency::Idempotency) {
@@ -31,36 +31,36 @@ pub struct Pruner {
 /// After a failure the next try comes after a second, then two, four and so on, and never later than a normal round.
 const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
 
-/// After a full batch it rests for this many times as long as the batch took. So however much there is to do, it takes a
-/// fifth of one connection's time, in small bites.
+/// After a full batch the pruner pauses for this many times as long as the batch took. So it takes at most a fifth of one
+/// connection's time, however much there is to do.
 const REST: u32 = 4;
 
-/// How long the batch that is under way may take when it is told to stop.
+/// How long the batch that is under way may take after a stop.
 const LAST_BATCH: Duration = Duration::from_secs(5);
 
 impl Pruner {
-    /// A pruner that looks every minute and deletes 200 rows at a time.
+    /// Makes a pruner that runs every minute and deletes 200 rows at a time.
     pub fn new(idempotency: Idempotency) -> Self {
         Self { idempotency, interval: Duration::from_secs(60), batch: 200 }
     }
 
-    /// The pause after a round that left nothing to do. Default: one minute, so that a table holds hardly more than
-    /// what is live. A millisecond at least.
+    /// Sets the pause after a round that left nothing to do. Default: one minute, so that a table holds hardly more than
+    /// its live keys. The minimum is a millisecond.
     pub fn interval(self, interval: Duration) -> Self {
         Self { interval: interval.max(Duration::from_millis(1)), ..self }
     }
 
-    /// How many rows one statement deletes. Default: 200, a few milliseconds' work, during which nobody waits for more
-    /// than those rows. One at least.
+    /// Sets how many rows one statement deletes. Default: 200, which take a few milliseconds, during which only requests for
+    /// those rows wait. The minimum is one.
     ///
-    /// As long as there is more to do, it rests four times as long as each batch takes: requests beside it should hardly
-    /// notice, and it still deletes thousands of rows a second.
+    /// While there is more to do, the pruner pauses for four times as long as each batch takes. So it hardly affects
+    /// requests, and still deletes thousands of rows a second.
     pub fn batch(self, rows: u32) -> Self {
         Self { batch: rows.max(1), ..self }
     }
 
-    /// Prunes until `stop` is ready, and returns what it did. Failures are logged and tried again. The batch
-    /// that is under way at the stop is finished, if the database answers within five seconds.
+    /// Prunes until `stop` is ready, and returns the numbers. Failures are logged and tried again. The batch
+    /// that is under way at the stop is finished, if the database responds within five seconds.
     pub async fn run_until(self, stop: impl Future<Output = ()>) -> Pruned {
         let mut stop = pin!(stop);
         let mut pruned = Pruned::default();

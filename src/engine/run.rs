@@ -5,25 +5,25 @@ use sqlx::PgConnection;
 use super::{Claim, Idempotency};
 use crate::{Error, ErrorKind, IdempotentRequest, StoredResponse};
 
-/// The value of work that ran once, now or before.
+/// The value of work that was executed once, now or before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Ran<T> {
     /// This call did the work.
     Executed(T),
-    /// It was done before; this is what it gave then.
+    /// The work was done before; this is its stored value.
     Replayed(T),
 }
 
 impl<T> Ran<T> {
-    /// The value, whenever it was made.
+    /// Returns a reference to the value.
     pub fn value(&self) -> &T {
         match self {
             Self::Executed(value) | Self::Replayed(value) => value,
         }
     }
 
-    /// The value itself.
+    /// Returns the value.
     pub fn into_value(self) -> T {
         match self {
             Self::Executed(value) | Self::Replayed(value) => value,
@@ -32,17 +32,18 @@ impl<T> Ran<T> {
 }
 
 impl Idempotency {
-    /// Does `work` once for this request, whoever asks and however often: a consumer of an at-least-once broker
-    /// passes the message's id as the key.
+    /// Executes `work` once for this request, however often it is called. A consumer of an at-least-once broker passes the
+    /// message's id as the key.
     ///
-    /// The value is kept as JSON, in the same commit as what the work wrote through its connection. If the work
-    /// fails, everything is rolled back and the key is free. The same goes for dropping the future while the work runs;
-    /// once it has succeeded, the commit is finished in the background.
+    /// The value is stored as JSON, in the same commit as the writes of the work through its connection. If the work
+    /// fails, everything is rolled back and the key is free. The same happens if the future is dropped while the work runs;
+    /// once the work has succeeded, the commit is finished in the background.
     ///
     /// # Errors
     ///
-    /// The work's own, or this crate's: [`InProgress`](ErrorKind::InProgress) and
-    /// [`KeyReused`](ErrorKind::KeyReused) if the work was not run, and what can happen on the way.
+    /// Returns the work's own error, or an [`Error`] of this crate: those of [`claim`](Self::claim), of
+    /// [`Duplicate::into_response`](crate::Duplicate::into_response) and of
+    /// [`Attempt::complete`](crate::Attempt::complete), and [`Json`](ErrorKind::Json) if the value cannot be converted.
     pub async fn run<T, E>(
         &self,
         request: IdempotentRequest,

@@ -1,4 +1,4 @@
-//! The bounded read of a body, of requests and responses alike.
+//! Reads the bodies of requests and responses, up to a limit.
 
 use std::{
     convert::Infallible,
@@ -15,12 +15,12 @@ use bytes::BytesMut;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Full, LengthLimitError};
 
-/// What came of reading a body.
+/// The result of reading a body.
 pub(super) enum Read {
     Whole(Whole),
-    /// It is larger than the limit. What was read of it is not lost.
+    /// The body is larger than the limit. The part that was read is not lost.
     TooLarge(Begun),
-    /// It broke off, or a limit further out ended it.
+    /// The body broke off, or the limit of an outer layer ended it.
     Broken(BoxError),
 }
 
@@ -31,7 +31,7 @@ pub(super) struct Whole {
     pub(super) trailers: Option<HeaderMap>,
 }
 
-/// Reads at most `limit` bytes, and the frame that goes beyond. A body that announces more is not read at all.
+/// Reads at most `limit` bytes, and the frame that exceeds the limit. A body that announces more is not read at all.
 pub(super) async fn read(mut rest: Body, limit: usize) -> Read {
     let mut read = Beginning::default();
     let mut trailers = None;
@@ -53,7 +53,7 @@ pub(super) async fn read(mut rest: Body, limit: usize) -> Read {
     Read::Whole(Whole { bytes: read.into_bytes(), trailers })
 }
 
-/// Was a body ended by a limit of another layer?
+/// Returns whether the limit of another layer ended a body.
 pub(super) fn is_length_limit(error: &BoxError) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error.as_ref());
     while let Some(error) = cause {
@@ -65,7 +65,8 @@ pub(super) fn is_length_limit(error: &BoxError) -> bool {
     false
 }
 
-/// One frame is kept as it is; more are copied into one buffer, so that small frames cost no more than their bytes.
+/// The frames of a body. One frame is kept as it is; more are copied into one buffer, so that small frames cost no more than
+/// their bytes.
 #[derive(Default)]
 struct Beginning {
     first: Bytes,
@@ -102,8 +103,8 @@ impl From<Whole> for Body {
     }
 }
 
-/// The body of an answer with this status: nothing at all where the status allows no content, and there, unlike an
-/// empty body, without a length that axum would announce (RFC 9110 section 8.6).
+/// Makes the body of a response with this status. If the status allows no content, the body is missing and, unlike an empty
+/// body, has no length that axum would announce (RFC 9110 section 8.6).
 pub(super) fn for_status(status: StatusCode, bytes: Bytes) -> Body {
     match status {
         StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Body::new(Nothing),
@@ -112,7 +113,7 @@ pub(super) fn for_status(status: StatusCode, bytes: Bytes) -> Body {
     }
 }
 
-/// Ends at once, and does not say how long it is.
+/// A body that ends at once, and does not say how long it is.
 struct Nothing;
 
 impl HttpBody for Nothing {
@@ -128,7 +129,7 @@ impl HttpBody for Nothing {
     }
 }
 
-/// A body of which a beginning was read: that, and then the rest.
+/// A body that was read in part: it gives that part, and then the rest.
 pub(super) struct Begun {
     read: Option<Bytes>,
     rest: Body,

@@ -1,4 +1,4 @@
-//! Response → [`StoredResponse`]: which header fields are kept.
+//! Makes a [`StoredResponse`] of a response, and decides which header fields are stored.
 
 use std::collections::HashSet;
 
@@ -10,14 +10,14 @@ use axum::{
 use super::fields::{Belongs, belongs};
 use crate::StoredResponse;
 
-/// Which header fields of an answer are kept.
+/// The rules for which header fields of a response are stored.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeaderRules {
-    /// Left out besides.
+    /// Fields that are left out too.
     pub(super) never: HashSet<HeaderName>,
-    /// Kept although they are left out as a rule.
+    /// Fields that are stored although they are left out by default.
     pub(super) always: HashSet<HeaderName>,
-    /// If given, nothing else is kept.
+    /// If set, only these fields and those of `always` are stored.
     pub(super) only: Option<HashSet<HeaderName>>,
 }
 
@@ -25,7 +25,7 @@ impl HeaderRules {
     fn keeps(&self, name: &HeaderName) -> bool {
         let belongs = belongs(name.as_str());
         if belongs == Belongs::Message || self.never.contains(name) {
-            // What frames a message is made anew, and no setting keeps it.
+            // Fields that frame a message are made for each message, and no setting stores them.
             return false;
         }
         if self.always.contains(name) {
@@ -34,7 +34,7 @@ impl HeaderRules {
         belongs == Belongs::Response && self.only.as_ref().is_none_or(|only| only.contains(name))
     }
 
-    /// The answer as it will be kept.
+    /// Returns the response as it will be stored.
     pub(super) fn capture(&self, parts: &Parts, body: Bytes) -> StoredResponse {
         let named = named_by_connection(&parts.headers);
         let kept = parts.headers.iter().filter(|(name, _)| self.keeps(name) && !named.contains(name.as_str()));
@@ -43,12 +43,12 @@ impl HeaderRules {
     }
 }
 
-/// Answers to these never have content (RFC 9110 sections 15.3.5, 15.3.6, 15.4.5).
+/// Returns whether responses with this status never have content (RFC 9110 sections 15.3.5, 15.3.6, 15.4.5).
 pub(super) fn has_no_content(status: StatusCode) -> bool {
     matches!(status, StatusCode::NO_CONTENT | StatusCode::RESET_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// Fields that `Connection` names belong to the hop too.
+/// Returns the fields that `Connection` names: they belong to the hop too.
 fn named_by_connection(headers: &HeaderMap) -> HashSet<String> {
     headers
         .get_all(header::CONNECTION)
@@ -59,14 +59,16 @@ fn named_by_connection(headers: &HeaderMap) -> HashSet<String> {
         .collect()
 }
 
-/// Does the handler speak a protocol that a stored answer cannot carry?
+/// Returns why a response cannot be stored, because of its protocol.
 pub(super) fn unsupported(parts: &Parts) -> Option<&'static str> {
     if parts.status.is_informational() {
-        return Some("the handler answered with an interim status (1xx) or a protocol switch, which cannot be stored");
+        return Some(
+            "The handler responded with an interim status (1xx) or a protocol switch, which cannot be stored.",
+        );
     }
     let content_type = parts.headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
     if content_type.to_ascii_lowercase().starts_with(b"application/grpc") {
-        return Some("the handler speaks gRPC, whose status is in the trailers, which cannot be stored");
+        return Some("The handler speaks gRPC, whose status is in the trailers, which cannot be stored.");
     }
     None
 }

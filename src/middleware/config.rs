@@ -1,4 +1,4 @@
-//! What the settings of a layer come to.
+//! The configuration of a layer, and the decisions that follow from it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{Idempotency, LocalSettings, Operation, Scope, StoredResponse};
 
-/// Methods for which a key means nothing.
+/// The methods for which a key is never used.
 pub(super) const NEVER: [Method; 5] = [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
 
 /// See [`IdempotencyLayer::handler_timeout`](crate::IdempotencyLayer::handler_timeout).
@@ -53,11 +53,11 @@ pub(super) struct Config {
     pub(super) cancel_on_disconnect: bool,
     pub(super) handler_timeout: Option<Duration>,
     pub(super) tx_use: TxUse,
-    /// Operations of which it was said that their handlers do not take `Tx`.
+    /// The operations for which it was logged that their handlers do not take `Tx`.
     pub(super) warned: Arc<Warned>,
-    /// Whether it was said that more is kept than was asked for.
+    /// Whether it was logged that the retention is raised.
     pub(super) raised: Arc<AtomicBool>,
-    /// `None`: as the kind of keys has it.
+    /// `None` means the name for the kind of keys.
     pub(super) header: Option<HeaderName>,
     pub(super) key: KeyRules,
     pub(super) max_request_bytes: usize,
@@ -123,7 +123,7 @@ impl Config {
         }
     }
 
-    /// The name of the key's header field.
+    /// Returns the name of the key's header field.
     pub(super) fn header(&self) -> &HeaderName {
         match (&self.header, self.idempotency.keys()) {
             (Some(header), _) => header,
@@ -132,17 +132,17 @@ impl Config {
         }
     }
 
-    /// The key that was sent, and when it was first sent, if that stands beside it.
+    /// Returns the key of a request, and the timestamp beside it, if there is one.
     pub(super) fn find(&self, headers: &HeaderMap) -> Result<Option<Sent>, Rejection> {
         self.key.find(headers, self.header(), self.idempotency.keys())
     }
 
-    /// Who owns the request.
+    /// Returns the owner of the request.
     pub(super) fn scope(&self, parts: &Parts) -> Result<Scope, Rejection> {
         (self.scope)(parts).filter(|scope| !scope.is_blank()).ok_or_else(Rejection::unscoped)
     }
 
-    /// The settings of a request's transaction.
+    /// Returns the settings of a request's transaction.
     pub(super) fn local_settings(&self, parts: &Parts) -> LocalSettings {
         self.local_settings.as_ref().map_or_else(LocalSettings::new, |settings| settings(parts))
     }
@@ -153,8 +153,8 @@ impl Config {
             warn!(
                 operation,
                 retention = ?self.idempotency.retention_in_force(),
-                "the retention or window that was set is not longer than a duplicate may wait and a handler may take; \
-                 keys are kept for longer than those"
+                "the retention or window is not longer than the wait of a duplicate and the handler timeout \
+                 together; it was raised to 1 ms more than their sum"
             );
         }
     }
@@ -167,7 +167,7 @@ impl Config {
         }
     }
 
-    /// The response to a refused request; `head` is its head, where there is a renderer that sees it.
+    /// Makes the response of a rejection; `head` is the head of the request, if there is a renderer.
     pub(super) fn render(&self, rejection: Rejection, head: Option<&Parts>) -> Response {
         let status = self.statuses.get(&rejection.kind()).copied().unwrap_or_else(|| rejection.status());
         let rejection = rejection.with_status(status);
@@ -175,7 +175,7 @@ impl Config {
             (Some(render), Some(head)) => render(&rejection, head),
             _ => rejection.to_problem(&self.problem_type_base),
         };
-        // A renderer that forgets the status must not turn a refusal into a success. To send a browser elsewhere is none.
+        // A renderer that sets no status must not turn a rejection into a success. A redirect is not a success.
         let sent = response.status();
         let redirects = sent.is_redirection() && response.headers().contains_key(header::LOCATION);
         if !redirects && !sent.is_client_error() && !sent.is_server_error() {
@@ -205,7 +205,7 @@ impl Config {
         response
     }
 
-    /// The fields that only the layer may set: a handler that passes on another service's answer may bring them.
+    /// Returns the fields that only the layer may set: a handler that passes on another service's response may contain them.
     pub(super) fn own_fields(&self) -> impl Iterator<Item = &HeaderName> {
         let optional = [&self.expiry_header, &self.reference_header, &self.not_retained_header];
         let result = self.repeatability_result.then_some(&REPEATABILITY_RESULT);

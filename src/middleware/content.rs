@@ -1,10 +1,10 @@
-//! What of a request's body tells a retry from another request.
+//! The parts of a request's body that go into its fingerprint.
 
 use std::borrow::Cow;
 
 use super::{canonical_json::canonical, json_rpc, multipart, pairs};
 
-/// Which bodies are compared by more than their bytes.
+/// The rules for which bodies are compared by more than their bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ContentRules {
     pub(super) canonical_json: bool,
@@ -12,7 +12,7 @@ pub(super) struct ContentRules {
     pub(super) form_in_any_order: bool,
 }
 
-/// Parts of a body, and how they were come by: parts that were come by in different ways are never taken for one another.
+/// The parts of a body, and the way in which they were found. Parts that were found in different ways are never equal.
 pub(super) struct Content<'a> {
     way: Way,
     pub(super) parts: Vec<Cow<'a, [u8]>>,
@@ -24,20 +24,20 @@ pub(super) struct Content<'a> {
 enum Way {
     Bytes = 0,
     CanonicalJson = 1,
-    /// What stands around the ids.
+    /// The text around the ids.
     JsonRpc = 2,
     /// The canonical form, in which each id is 0.
     CanonicalJsonRpc = 3,
     Form = 4,
-    /// What stands around the boundaries.
+    /// The text around the boundaries.
     Multipart = 5,
     /// The lines of `Content-Type` and the bytes.
     MultipartBytes = 6,
 }
 
 impl<'a> Content<'a> {
-    /// `lines` are those of `Content-Type`, `essence` the media type that they give, and `encoded` bodies are in another coding
-    /// than their media type says.
+    /// Finds the parts of `body`. `lines` are those of `Content-Type`, `essence` is their media type, and `encoded` says
+    /// whether there is a `Content-Encoding`.
     pub(super) fn of(rules: ContentRules, lines: &[&'a [u8]], essence: &[u8], encoded: bool, body: &'a [u8]) -> Self {
         if lines.iter().any(|line| names_multipart(line)) {
             return Self::of_multipart(lines, encoded, body);
@@ -79,7 +79,7 @@ impl<'a> Content<'a> {
                 this.others = parameters.others;
                 this
             }
-            // The boundary stands in the field, and may be read in more than one way.
+            // The boundary in the field may be read in more than one way.
             _ => Self::borrowed(Way::MultipartBytes, lines.iter().copied().chain([body])),
         }
     }
@@ -96,7 +96,7 @@ impl<'a> Content<'a> {
         Self { way, parts: parts.into_iter().map(Cow::Borrowed).collect(), others: Vec::new() }
     }
 
-    /// What goes before the parts, so that they are never taken for what follows them.
+    /// Returns the bytes before the parts, so that the parts are never taken for what follows them.
     pub(super) fn head(&self) -> [u8; 17] {
         let mut head = [self.way as u8; 17];
         head[1..9].copy_from_slice(&(self.parts.len() as u64).to_be_bytes());
@@ -105,7 +105,8 @@ impl<'a> Content<'a> {
     }
 }
 
-/// For one reader or another, of those who take the first line, the last, or what stands behind a comma.
+/// Returns whether a reader could find a multipart type in this line: readers may take the first line, the last line, or the
+/// value after a comma.
 fn names_multipart(line: &[u8]) -> bool {
     const NAME: &[u8] = b"multipart/";
     line.windows(NAME.len()).any(|part| part.eq_ignore_ascii_case(NAME))

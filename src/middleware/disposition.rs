@@ -5,11 +5,11 @@ use axum::{
 
 use crate::Retention;
 
-/// What becomes of a handler's effects and of its answer. There is no fourth: effects are kept only together with
-/// the answer that reports them.
+/// Whether a handler's effects and its response are kept.
 ///
-/// The table of [`Disposition::of`] decides by the status. A handler overrides it for one response by returning a
-/// disposition as a part of it:
+/// There is no fourth case: effects are kept only together with the response that reports them. The table of
+/// [`Disposition::of`] decides by the status. A handler overrides it for one response by returning a disposition as a part
+/// of the response:
 ///
 /// ```
 /// use axum::{http::StatusCode, response::IntoResponse};
@@ -22,23 +22,23 @@ use crate::Retention;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Disposition {
-    /// Keep the effects, keep the answer: retries get it.
+    /// Keeps the effects and the response: retries get the response.
     Commit,
-    /// Undo the effects, keep the answer: a decision about this intent that retries get as well.
+    /// Undoes the effects and keeps the response: it is a final decision about this intent, and retries get it as well.
     Reject,
-    /// Undo the effects, keep nothing: the key is free, and a retry executes.
+    /// Undoes the effects and keeps nothing: the key is free, and a retry executes.
     Release,
 }
 
 impl Disposition {
-    /// The default table.
+    /// Returns the default disposition for a status.
     ///
     /// | status | disposition | because |
     /// |---|---|---|
-    /// | 2xx, 3xx | `Commit` | it was done |
-    /// | 402, 409, 410, 451 | `Reject` | it was decided that it is not done |
-    /// | other 4xx | `Release` | it was refused before anything was decided; a corrected request may use the key |
-    /// | 5xx, and what is no final status | `Release` | it failed; a retry may succeed |
+    /// | 2xx, 3xx | `Commit` | the work was done |
+    /// | 402, 409, 410, 451 | `Reject` | the decision not to do the work is final |
+    /// | other 4xx | `Release` | the request was refused before a decision; a corrected request may use the key |
+    /// | 5xx, and any status that is not final | `Release` | the work failed; a retry may succeed |
     #[must_use]
     pub fn of(status: StatusCode) -> Self {
         match status.as_u16() {
@@ -58,7 +58,7 @@ impl IntoResponseParts for Disposition {
     }
 }
 
-/// The answer is kept so long, instead of as long as the layer says. See
+/// Sets how long this response is kept, instead of the layer's retention. See
 /// [`StoredResponse::with_retention`](crate::StoredResponse::with_retention).
 impl IntoResponseParts for Retention {
     type Error = std::convert::Infallible;

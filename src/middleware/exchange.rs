@@ -12,24 +12,24 @@ use super::{
 };
 use crate::{Duplicate, IdempotentRequest, StoredResponse, Window};
 
-/// A request with a key, and how its answers look.
+/// A request with a key, and the form of its responses.
 pub(super) struct Exchange {
     pub(super) config: Arc<Config>,
     pub(super) request: IdempotentRequest,
-    /// For the replay guard, where there is one.
+    /// The head of the request, for the replay guard, if there is one.
     pub(super) head: Option<Parts>,
 }
 
 impl Exchange {
-    /// A handle for support tickets and traces: the same for the first answer, its replays, and what refuses its
-    /// duplicates. It tells nothing of the key to those who do not have it.
+    /// Returns a reference for support tickets and traces: the same for the first response, its replays, and the
+    /// rejections of its duplicates. It does not reveal the key.
     pub(super) fn reference(&self) -> Option<Arc<str>> {
         let name = self.config.reference_header.as_ref()?;
         let derived = self.request.derive_key(&format!("reference in {name}"));
         derived.get(..24).map(Into::into)
     }
 
-    /// The answer as it is stored.
+    /// Encodes a response for the database.
     pub(super) fn encode(&self, answer: StoredResponse) -> Result<StoredResponse, Rejection> {
         let (Some(codec), Some(body)) = (&self.config.codec, answer.bytes()) else {
             return Ok(answer);
@@ -37,8 +37,9 @@ impl Exchange {
         match codec.encode(&self.request, body) {
             Ok(body) => Ok(answer.with_body(body)),
             Err(error) => {
-                error!(operation = %self.request.operation(), %error, "the body codec could not encode an answer");
-                Err(Rejection::new(RejectionKind::Internal, "the answer cannot be stored; nothing of it was kept"))
+                error!(operation = %self.request.operation(), %error, "the body codec could not encode a response");
+                let detail = "The response cannot be stored; nothing was kept. The service's log has the cause.";
+                Err(Rejection::new(RejectionKind::Internal, detail))
             }
         }
     }
@@ -50,14 +51,15 @@ impl Exchange {
         match codec.decode(&self.request, body) {
             Ok(body) => Ok(stored.with_body(body)),
             Err(error) => {
-                error!(operation = %self.request.operation(), %error, "the body codec could not decode an answer");
-                let detail = "the request was executed before, and its stored answer cannot be read";
+                error!(operation = %self.request.operation(), %error, "the body codec could not decode a response");
+                let detail = "The request was executed before, and its stored response cannot be read. Query the \
+                    result instead.";
                 Err(Rejection::new(RejectionKind::ResponseUnreadable, detail))
             }
         }
     }
 
-    /// What a duplicate is told.
+    /// Makes the response to a duplicate.
     pub(super) fn respond(&self, duplicate: Duplicate) -> Result<Response, Rejection> {
         match duplicate {
             Duplicate::Replay(stored) => self.replay(stored),
@@ -68,7 +70,8 @@ impl Exchange {
         }
     }
 
-    /// The stored answer with the marker. No cache may keep it, and it carries no age: it is the answer to this request.
+    /// Makes a replay: the stored response with the marker. No cache may store it, and it has no `Age`: it is the
+    /// response to this request.
     fn replay(&self, stored: StoredResponse) -> Result<Response, Rejection> {
         let stored = self.decode(stored)?;
         if let (Some(guard), Some(head)) = (&self.config.replay_guard, &self.head)
@@ -76,7 +79,8 @@ impl Exchange {
         {
             return Err(Rejection::new(
                 RejectionKind::ReplayRefused,
-                "the request was executed before, and its answer is not given to this caller",
+                "The request was executed before, and you may not receive its response any more. Check your \
+                 permissions.",
             ));
         }
         debug!(operation = %self.request.operation(), outcome = "replayed", status = stored.status().as_u16(), "replayed");
@@ -95,7 +99,7 @@ impl Exchange {
         Ok(response)
     }
 
-    /// Adds what the layer was told to say about an answer; `kept` is whether there will be a replay of it.
+    /// Adds the header fields from the layer's settings to a response; `kept` says whether it will be replayed.
     pub(super) fn annotate(&self, headers: &mut HeaderMap, window: Option<Window>, kept: bool) {
         let config = &self.config;
         if let Some(expires) = window.filter(|_| kept).and_then(|window| window.replay_ends) {

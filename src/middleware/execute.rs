@@ -1,4 +1,4 @@
-//! The handler, and what becomes of its work and its answer.
+//! Runs the handler, and keeps or undoes its work and its response.
 
 use axum::{
     body::{Body, Bytes},
@@ -22,14 +22,14 @@ use super::{
 };
 use crate::{Attempt, Rejected, Retention, StoredResponse};
 
-/// A handler's answer, as it is sent and as it is kept.
+/// A handler's response, as it is sent and as it is stored.
 struct Captured {
     parts: response::Parts,
     body: Body,
     stored: StoredResponse,
 }
 
-/// Runs the handler in the attempt's transaction, and ends the attempt as its answer says.
+/// Runs the handler in the attempt's transaction, and ends the attempt as its response requires.
 pub(super) async fn execute<E: Send + 'static>(
     exchange: &Exchange,
     handler: Handler<E>,
@@ -54,11 +54,11 @@ pub(super) async fn execute<E: Send + 'static>(
             None => answered.await,
         }
     };
-    // The key is free by the time that the client, or whoever catches panics outside, learns of the failure.
+    // The key is free before the client, or an outer layer that catches panics, learns of the failure.
     let captured = match panic::caught(answered).await {
         Ok(Ok(captured)) => captured,
         Ok(Err(stop)) => {
-            // That the handler has ended its transaction is the worse news.
+            // If the handler has ended its transaction, that is the more important rejection.
             let certain = slot.release(guarded).await?;
             return Err(stop.undone(certain));
         }
@@ -67,12 +67,17 @@ pub(super) async fn execute<E: Send + 'static>(
             panic::resume(payload);
         }
     };
-    // Only now: the body was read, so nothing of the response can still be using the connection.
+    // The body was read before, so no part of the response can still be using the connection.
     let operation = exchange.request.operation();
     let returned = slot.take().inspect_err(|rejection| blame(rejection, operation));
     let returned = returned.map_err(|rejection| Stop::from(rejection).undone(guarded))?;
     let Some(Returned { open: Open::Attempt(attempt), taken }) = returned else {
-        return Err(Rejection::new(RejectionKind::Internal, "the request's transaction is gone").into());
+        return Err(Rejection::new(
+            RejectionKind::Internal,
+            "The request's transaction is gone. The service's log has \
+            the cause.",
+        )
+        .into());
     };
     let config = &exchange.config;
     if !taken
@@ -116,7 +121,7 @@ async fn end<E>(exchange: &Exchange, attempt: Attempt, captured: Captured) -> Re
     Ok(Response::from_parts(parts, body))
 }
 
-/// Reads the answer, within the limit.
+/// Reads the response, within the limit.
 async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Rejection> {
     let config = &exchange.config;
     let (mut parts, body) = response.into_parts();
@@ -126,7 +131,7 @@ async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Re
         Err(rejection)
     };
     if let Some(rejection) = parts.extensions.remove::<Rejection>() {
-        // An extractor's: answered as the layer answers, and never kept.
+        // An extractor's rejection: it is rendered like those of the layer, and never stored.
         return Err(rejection);
     }
     for name in config.own_fields() {
@@ -138,7 +143,9 @@ async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Re
     match read(body, config.max_response_bytes).await {
         Read::Whole(Whole { trailers: Some(trailers), .. }) if !trailers.is_empty() => refused(
             RejectionKind::ResponseUnsupported,
-            "the handler's answer ends with trailers, which cannot be stored".into(),
+            "The handler's response ends with trailers, which cannot be stored; nothing was kept. Send it without \
+             trailers."
+                .into(),
         ),
         Read::Whole(whole) => {
             let stored = if config.discard_responses {
@@ -146,7 +153,8 @@ async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Re
             } else {
                 exchange.encode(config.stored_headers.capture(&parts, whole.bytes.clone()))?
             };
-            // What frames the message is made anew, as for a replay: a middleware inside may have changed the body since.
+            // The fields that frame the message are made again, as for a replay: a middleware inside may have changed the
+            // body.
             parts.headers.remove(header::TRANSFER_ENCODING);
             if parts.headers.remove(header::CONTENT_LENGTH).is_some() && !capture::has_no_content(parts.status) {
                 parts.headers.insert(header::CONTENT_LENGTH, whole.bytes.len().into());
@@ -156,7 +164,7 @@ async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Re
         }
         Read::TooLarge(begun) if config.discard_oversized_responses => {
             let stored = StoredResponse::not_retained(parts.status);
-            // Here too; where the body does not say how long it is, nobody knows.
+            // Here too; if the body does not say how long it is, its length is unknown.
             parts.headers.remove(header::TRANSFER_ENCODING);
             parts.headers.remove(header::CONTENT_LENGTH);
             let body = if capture::has_no_content(parts.status) {
@@ -169,12 +177,12 @@ async fn capture(exchange: &Exchange, response: Response) -> Result<Captured, Re
         Read::TooLarge(_) => {
             let limit = config.max_response_bytes;
             let detail =
-                format!("the handler's answer is larger than {limit} bytes; nothing was kept, the key is free");
+                format!("The handler's response is larger than {limit} bytes; nothing was kept, and the key is free.");
             refused(RejectionKind::ResponseTooLarge, detail.into())
         }
         Read::Broken(error) => {
-            error!(operation = %exchange.request.operation(), %error, "the body of the handler's answer failed");
-            let detail = "the handler's answer broke off; nothing was kept, the key is free";
+            error!(operation = %exchange.request.operation(), %error, "the body of the handler's response failed");
+            let detail = "The handler's response broke off; nothing was kept, and the key is free.";
             refused(RejectionKind::ResponseUnsupported, detail.into())
         }
     }

@@ -1,4 +1,4 @@
-//! `&mut Tx` where sqlx asks for an executor, or for a connection to begin on.
+//! `&mut Tx` as an executor of sqlx, and as a connection on which a savepoint can begin.
 
 use std::{future::ready, pin::Pin};
 
@@ -15,7 +15,7 @@ use crate::engine::probe;
 type Promised<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 type Streamed<'a, T> = Pin<Box<dyn Stream<Item = Result<T, Error>> + Send + 'a>>;
 
-/// As for `&mut PgConnection`: `query.execute(&mut tx)`.
+/// Works as for `&mut PgConnection`: `query.execute(&mut tx)`.
 impl<'c> Executor<'c> for &'c mut Tx {
     type Database = Postgres;
 
@@ -45,7 +45,8 @@ impl<'c> Executor<'c> for &'c mut Tx {
         connection.prepare_with(sql, parameters)
     }
 
-    // Only there with sqlx's feature `offline`, which an application's `macros` switches on; so it is always on here.
+    // The method exists only with sqlx's feature `offline`, which an application's `macros` enables; so it is always on
+    // here.
     fn describe<'e>(self, sql: SqlStr) -> Promised<'e, Describe<Postgres>>
     where
         'c: 'e,
@@ -55,7 +56,7 @@ impl<'c> Executor<'c> for &'c mut Tx {
     }
 }
 
-/// Lends the connection; `begin` is [`Tx::begin`].
+/// Lends the connection; `begin` does the same as [`Tx::begin`].
 impl<'c> Acquire<'c> for &'c mut Tx {
     type Database = Postgres;
     type Connection = &'c mut <Postgres as Database>::Connection;

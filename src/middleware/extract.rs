@@ -1,4 +1,4 @@
-//! What a handler may ask for about its own request.
+//! Extractors for a handler's own request.
 
 use axum::{
     extract::{FromRequestParts, OptionalFromRequestParts},
@@ -8,8 +8,8 @@ use axum::{
 use super::{rejection::Rejection, rejection_kind::RejectionKind};
 use crate::{IdempotencyKey, IdempotentRequest};
 
-/// The whole of it, for instance to derive keys for other services. `Option<IdempotentRequest>` where the key is
-/// optional.
+/// Extracts the whole request, for instance to derive keys for other services. Extract `Option<IdempotentRequest>` if the
+/// key is optional.
 impl<S: Sync> FromRequestParts<S> for IdempotentRequest {
     type Rejection = Rejection;
 
@@ -17,8 +17,8 @@ impl<S: Sync> FromRequestParts<S> for IdempotentRequest {
         parts.extensions.get::<Self>().cloned().ok_or_else(|| {
             Rejection::new(
                 RejectionKind::Misconfigured,
-                "the handler extracts its idempotency key, but no IdempotencyLayer has found one: add the layer to \
-                 the route, or extract an Option where the key is optional",
+                "The handler extracts its idempotency key, but no IdempotencyLayer has found one. Add the layer to \
+                 the route, or extract an Option if the key is optional.",
             )
         })
     }
@@ -32,7 +32,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for IdempotentRequest {
     }
 }
 
-/// The key that the layer has accepted. `Option<IdempotencyKey>` where it is optional.
+/// Extracts the key that the layer has accepted. Extract `Option<IdempotencyKey>` if the key is optional.
 impl<S: Sync> FromRequestParts<S> for IdempotencyKey {
     type Rejection = Rejection;
 

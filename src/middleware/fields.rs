@@ -17,8 +17,8 @@ pub(super) enum Belongs {
 
 use Belongs::{Cache, Credentials, Exchange, Message, Response};
 
-/// The names of IANA's HTTP Field Name Registry, and those that are as good as registered, in alphabetical order. What only a
-/// request carries means nothing in a response, and is kept like what is unknown, unless it holds credentials.
+/// The names of IANA's HTTP Field Name Registry, and those that are as good as registered, in alphabetical order. What
+/// only a request carries means nothing in a response, and is kept like what is unknown, unless it holds credentials.
 const FIELDS: &[(&str, Belongs)] = &[
     ("a-im", Response),
     ("accept", Response),
@@ -298,8 +298,8 @@ const PAIRS: &[(&[&str], Belongs)] = &[
     (&["cache-status", "cache-control"], Cache),
 ];
 
-/// To what the field of this name belongs, in lower case. What says nothing of itself belongs to the response (RFC 9111 section
-/// 3.1 has caches keep what they do not know).
+/// To what the field of this name belongs, in lower case. What says nothing of itself belongs to the response (RFC 9111
+/// section 3.1 has caches keep what they do not know).
 pub(super) fn belongs(name: &str) -> Belongs {
     if let Ok(at) = FIELDS.binary_search_by(|(field, _)| (*field).cmp(name)) {
         return FIELDS[at].1;

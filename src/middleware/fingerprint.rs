@@ -1,4 +1,4 @@
-//! Request → fingerprint.
+//! Computes the fingerprint of a request.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -17,27 +17,27 @@ use crate::Fingerprint;
 
 pub(super) type FingerprintFn = Arc<dyn Fn(&Parts, &[u8]) -> Fingerprint + Send + Sync>;
 
-/// What tells a retry from another request.
+/// The rules by which a retry is distinguished from another request.
 #[derive(Clone, Default)]
 pub(super) struct FingerprintRules {
     pub(super) own: Option<FingerprintFn>,
     pub(super) content: ContentRules,
     pub(super) query_in_any_order: bool,
-    /// Fields that count as well.
+    /// Header fields that are compared too.
     pub(super) headers: Vec<HeaderName>,
     pub(super) secret: Option<Arc<[u8]>>,
 }
 
-/// That of the plain settings.
+/// The scheme of the default settings.
 const PLAIN: u8 = 1;
 
-/// From here on each number stands for one combination of switches; below are those that a function chooses, and hashes of
-/// settings that are more than switches.
+/// From here on each scheme stands for one combination of switches. Lower numbers are chosen by an application's
+/// function, or are hashes of settings that are more than switches.
 const SWITCHES: u8 = 240;
 
 impl FingerprintRules {
-    /// Left out is what may differ between a request and its retry: who asks and when, which formats are preferred, how the
-    /// bytes were framed.
+    /// Computes the fingerprint. It leaves out everything that may differ between a request and its retry: the caller and
+    /// the time, the preferred formats, and the framing of the bytes.
     pub(super) fn of(&self, parts: &Parts, body: &[u8]) -> Fingerprint {
         let fingerprint = match &self.own {
             Some(own) => own(parts, body),
@@ -51,7 +51,8 @@ impl FingerprintRules {
         fingerprint.with_scheme(scheme)
     }
 
-    /// Another number for other settings, since a row of another scheme matches every request.
+    /// Returns the scheme for these settings; other settings have another one, since a row of another scheme matches every
+    /// request.
     fn scheme(&self, own_scheme: u8) -> u8 {
         let own = self.own.is_some();
         let (headers, switches) = if own { (&[][..], 0) } else { (&*self.headers, self.switches()) };
@@ -66,7 +67,7 @@ impl FingerprintRules {
         let mut settings = vec![vec![own_scheme, u8::from(own), switches, u8::from(self.secret.is_some())]];
         settings.extend(headers.iter().map(|name| name.as_str().as_bytes().to_vec()));
         if let Some(secret) = &self.secret {
-            // Another secret is another scheme; a byte of its keyed hash tells nothing of it.
+            // Another secret is another scheme; a byte of its keyed hash does not reveal the secret.
             settings.push(keyed(Fingerprint::of(["scheme"]), secret).digest().to_vec());
         }
         match Fingerprint::of(settings).digest()[0] % SWITCHES {
@@ -75,7 +76,7 @@ impl FingerprintRules {
         }
     }
 
-    /// 0 to 15: a bit for each.
+    /// Returns the switches as bits, from 0 to 15.
     fn switches(&self) -> u8 {
         let ContentRules { canonical_json, json_rpc, form_in_any_order } = self.content;
         let bits = [canonical_json, json_rpc, form_in_any_order, self.query_in_any_order];
@@ -113,8 +114,8 @@ impl FingerprintRules {
     }
 }
 
-/// The lines of a listed field, after their number: absent is not the same as empty, and a line of one field is none of the
-/// next.
+/// The lines of a listed field, after their number. So an absent field is not an empty one, and a line of one field is
+/// never taken for a line of the next.
 struct Listed<'a> {
     count: [u8; 8],
     lines: Vec<&'a [u8]>,
@@ -127,9 +128,9 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// Without the secret, nobody who reads the table can try out bodies until one fits.
+/// Applies the secret. Without it, a reader of the table cannot try bodies until one matches.
 fn keyed(fingerprint: Fingerprint, secret: &[u8]) -> Fingerprint {
-    // HMAC takes a key of any length.
+    // HMAC accepts a key of any length.
     match Hmac::<Sha256>::new_from_slice(secret) {
         Ok(mut mac) => {
             mac.update(fingerprint.digest());
@@ -139,12 +140,12 @@ fn keyed(fingerprint: Fingerprint, secret: &[u8]) -> Fingerprint {
     }
 }
 
-/// As the client sent it: a router that nests another strips the prefix that it matched.
+/// Returns the URI as the client sent it: a router that nests another strips the prefix that it matched.
 pub(super) fn original_uri(parts: &Parts) -> &Uri {
     parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0)
 }
 
-/// The media type without parameters, in lower case.
+/// Returns the media type without parameters, in lower case.
 fn essence(parts: &Parts) -> Vec<u8> {
     fn of(value: &[u8]) -> &[u8] {
         value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii()
@@ -153,7 +154,7 @@ fn essence(parts: &Parts) -> Vec<u8> {
     joined(parts, &header::CONTENT_TYPE, of).to_ascii_lowercase()
 }
 
-/// All lines of a field, as they would stand in one (RFC 9110 section 5.3).
+/// Joins all lines of a field into one (RFC 9110 section 5.3).
 fn joined(parts: &Parts, name: &HeaderName, part: impl Fn(&[u8]) -> &[u8]) -> Vec<u8> {
     let lines: Vec<_> = parts.headers.get_all(name).iter().map(|value| part(value.as_bytes())).collect();
     lines.join(&b", "[..])

@@ -71,14 +71,15 @@ async fn flow<E: Send + 'static>(
     responded.map_err(|stop| stop.map(|rejection| rejection.with_reference(reference)))
 }
 
-/// Marks the request, so that a second layer further in does not claim a key of its own.
+/// Marks the request, so that a second layer inside does not claim a key for it again.
 fn refuse_a_second_layer(parts: &mut Parts, operation: &Operation) -> Result<(), Rejection> {
     #[derive(Clone)]
     struct Inside(Operation);
 
     if let Some(Inside(outer)) = parts.extensions.get() {
         let detail = format!(
-            "the request passes two idempotency layers, for the operations `{outer}` and `{operation}`; keep one"
+            "The request passes two idempotency layers, for the operations `{outer}` and `{operation}`. Keep one of \
+             them."
         );
         let rejection = Rejection::new(RejectionKind::Misconfigured, detail);
         error!(%rejection, "two idempotency layers");
@@ -88,19 +89,19 @@ fn refuse_a_second_layer(parts: &mut Parts, operation: &Operation) -> Result<(),
     Ok(())
 }
 
-/// The whole body of a request, within the limit.
+/// Reads the whole body of a request, within the limit.
 async fn whole(body: Body, limit: usize) -> Result<Whole, Rejection> {
     match read(body, limit).await {
         Read::Whole(whole) => Ok(whole),
         Read::TooLarge(_) => Err(Rejection::request_too_large(limit)),
         Read::Broken(error) if is_length_limit(&error) => {
-            Err(Rejection::new(RejectionKind::RequestTooLarge, "the request body is over a limit"))
+            Err(Rejection::new(RejectionKind::RequestTooLarge, "The request body is over a limit. Send a smaller one."))
         }
         Read::Broken(_) => Err(Rejection::request_unreadable()),
     }
 }
 
-/// Executes it, which goes on if its client goes away.
+/// Executes the request, which goes on if its client goes away.
 async fn to_the_end<E: Send + 'static>(
     exchange: Exchange,
     handler: Handler<E>,

@@ -13,10 +13,10 @@ use http_body::Body as HttpBody;
 use pin_project_lite::pin_project;
 
 pin_project! {
-    /// The response of an [`IdempotencyService`](crate::IdempotencyService).
+    /// The response future of an [`IdempotencyService`](crate::IdempotencyService).
     ///
-    /// Dropped once its key was claimed, it goes on as a task: the work is committed, and the retry of a
-    /// client that has gone away gets its answer.
+    /// If it is dropped after its key was claimed, the request goes on as a task: the work is committed, and the retry of a
+    /// client that has gone away gets the response.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<F, E>
     where

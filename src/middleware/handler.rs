@@ -1,4 +1,4 @@
-//! The service inside, and what ends a request before its time.
+//! The inner service, and the reasons that end a request early.
 
 use std::pin::Pin;
 
@@ -16,13 +16,13 @@ use tracing::error;
 use super::{refuse::logged, rejection::Rejection, rejection_kind::RejectionKind, tx::Slot};
 use crate::{Error, Operation, engine::Slow};
 
-/// The service inside, to be called once, with bodies of one type.
+/// The inner service, to be called once, with bodies of one type.
 pub(super) struct Handler<E>(Box<dyn FnOnce(Request) -> Responding<E> + Send>);
 
 type Responding<E> = Pin<Box<dyn Future<Output = Result<Response, E>> + Send>>;
 
 impl<E: Send + 'static> Handler<E> {
-    /// `service` is ready.
+    /// Makes a handler of `service`, which must be ready.
     pub(super) fn of<S, R>(mut service: S) -> Self
     where
         S: Service<Request, Response = http::Response<R>, Error = E> + Send + 'static,
@@ -40,7 +40,7 @@ impl<E: Send + 'static> Handler<E> {
         }))
     }
 
-    /// Calls it with the slot in reach.
+    /// Calls the service, with the slot in the request's extensions.
     pub(super) async fn call(self, mut parts: Parts, body: Body, slot: &Slot) -> Result<Response, E> {
         parts.extensions.insert(slot.clone());
         let Self(call) = self;
@@ -48,16 +48,16 @@ impl<E: Send + 'static> Handler<E> {
     }
 }
 
-/// Why the flow ended early.
+/// The reason why the flow ended early.
 pub(super) enum Stop<E> {
-    /// The layer responds.
+    /// The layer responds with a rejection.
     Refused(Rejection),
-    /// The service inside failed; its error is not the layer's to respond to.
+    /// The inner service failed; its error is passed on.
     Failed(E),
 }
 
 impl<E> Stop<E> {
-    /// For work that was undone, as is certain or not.
+    /// Says whether the work was undone, which is certain or not.
     pub(super) fn undone(self, certain: bool) -> Self {
         self.map(if certain { Rejection::undone } else { Rejection::perhaps_done })
     }
@@ -85,25 +85,26 @@ impl<E> From<Error> for Stop<E> {
 pub(super) fn out_of_time(operation: &Operation, why: Option<Slow>) -> Rejection {
     let detail = match why {
         Some(Slow::HoldsOthersUp) => {
-            "the operation took too long and was rolled back: another connection of the service waited for a lock that the \
-             request's transaction held; a handler that writes the same row by its Tx and by the pool waits for itself"
+            "The operation took too long and was rolled back: another connection of the service waited for a lock \
+             that the request's transaction held. A handler that writes the same row through its Tx and through the \
+             pool waits for itself; it must use only the Tx."
         }
         Some(Slow::Busy) => {
-            "the operation took too long and was rolled back, with a statement still running in the database, or waiting \
-             there for a lock; repeat the request with the same key"
+            "The operation took too long and was rolled back, with a statement still running in the database, or \
+             waiting there for a lock. Repeat the request with the same key."
         }
         Some(Slow::Held) => {
-            "the operation took too long; it is rolled back when a task that still holds its connection lets go of it, and \
-             until then its key is taken"
+            "The operation took too long; it is rolled back when a task that still holds its connection releases it. \
+             Until then its key is taken; repeat the request later, with the same key."
         }
-        None => "the operation took too long and was rolled back; repeat the request with the same key",
+        None => "The operation took too long and was rolled back. Repeat the request with the same key.",
     };
     let rejection = Rejection::new(RejectionKind::HandlerTimeout, detail);
     blame(&rejection, operation);
     rejection
 }
 
-/// The handler is at fault, and its operator should know.
+/// Logs a fault of the handler for the operator.
 pub(super) fn blame(rejection: &Rejection, operation: &Operation) {
-    error!(%operation, %rejection, "the handler's answer could not be kept");
+    error!(%operation, %rejection, "the handler's response could not be kept");
 }

@@ -1,4 +1,4 @@
-//! Header field → key.
+//! Reads the key from its header field.
 
 use std::{borrow::Cow, ops::RangeInclusive, sync::Arc, time::SystemTime};
 
@@ -16,22 +16,22 @@ pub(super) static REPEATABILITY_REQUEST_ID: HeaderName = HeaderName::from_static
 pub(super) static REPEATABILITY_FIRST_SENT: HeaderName = HeaderName::from_static("repeatability-first-sent");
 pub(super) static REPEATABILITY_RESULT: HeaderName = HeaderName::from_static("repeatability-result");
 
-/// What stands in a request's header.
+/// The key in a request's header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Sent {
     pub(super) key: IdempotencyKey,
-    /// When it was first sent, where that stands beside the key.
+    /// The timestamp beside the key, if there is one.
     pub(super) first: Option<SystemTime>,
 }
 
-/// What a key has to look like.
+/// The syntax of keys.
 #[derive(Clone)]
 pub(super) struct KeyRules {
-    /// A String of RFC 9651 only. Otherwise bare keys as well, as every large provider takes them.
+    /// Accepts only a String of RFC 9651. Otherwise keys without quotes are accepted too, as by every large provider.
     pub(super) strict: bool,
     pub(super) spaces: bool,
     pub(super) length: RangeInclusive<usize>,
-    /// Two spellings of one UUID are one key.
+    /// Requires UUIDs; two spellings of one UUID are one key.
     pub(super) uuid: bool,
     pub(super) check: Option<KeyCheck>,
 }
@@ -45,8 +45,8 @@ impl Default for KeyRules {
 }
 
 impl KeyRules {
-    /// The key in `headers`; `None` if there is no such field. Anything that is there and is not one valid key is an
-    /// error, never taken for absent.
+    /// Returns the key in `headers`; `None` if there is no such field. A field that is present and is not one valid key
+    /// is an error, and is never treated as missing.
     pub(super) fn find(
         &self,
         headers: &HeaderMap,
@@ -60,12 +60,12 @@ impl KeyRules {
             (Some(key), Some(first)) => {
                 Ok(Some(Sent { key: self.parse_with(key, keys)?, first: Some(imf_fixdate(first)?) }))
             }
-            (Some(_), None) => Err(invalid("the key has to come with Repeatability-First-Sent")),
-            (None, Some(_)) => Err(invalid("Repeatability-First-Sent has to come with a key")),
+            (Some(_), None) => Err(invalid("The key came without Repeatability-First-Sent. Send both fields.")),
+            (None, Some(_)) => Err(invalid("Repeatability-First-Sent came without a key. Send both fields.")),
         }
     }
 
-    /// A key in its one spelling, if it bears a time.
+    /// Parses a key; a timestamped key gets its canonical spelling.
     fn parse_with(&self, value: &HeaderValue, keys: Option<TimestampedKeys>) -> Result<IdempotencyKey, Rejection> {
         let key = self.parse(value.as_bytes())?;
         match keys.filter(|keys| !keys.is_beside_the_key()) {
@@ -88,40 +88,40 @@ impl KeyRules {
     fn quoted(&self, value: &[u8]) -> Result<IdempotencyKey, Rejection> {
         match Parser::new(value).parse::<Item>() {
             Ok(Item { bare_item: BareItem::String(key), .. }) => self.check(key.as_str()),
-            Ok(_) => Err(invalid("the field must hold a String in double quotes (RFC 9651)")),
-            Err(_) => Err(invalid("the field does not hold a well-formed String (RFC 9651)")),
+            Ok(_) => Err(invalid("The field must hold a String in double quotes (RFC 9651).")),
+            Err(_) => Err(invalid("The field must hold a well-formed String (RFC 9651).")),
         }
     }
 
     fn check(&self, key: &str) -> Result<IdempotencyKey, Rejection> {
         let (shortest, longest) = (*self.length.start(), *self.length.end());
         if key.is_empty() {
-            return Err(invalid("the key is empty"));
+            return Err(invalid("The key is empty. Send a key of one character or more."));
         }
         if key.len() > longest {
-            let detail = format!("the key has {} characters; {longest} are allowed", key.len());
+            let detail = format!("The key has {} characters. At most {longest} are allowed.", key.len());
             return Err(Rejection::new(RejectionKind::InvalidKey, detail));
         }
         if key.len() < shortest {
-            let detail = format!("the key has {} characters; {shortest} are needed", key.len());
+            let detail = format!("The key has {} characters. At least {shortest} are needed.", key.len());
             return Err(Rejection::new(RejectionKind::InvalidKey, detail));
         }
         if key.contains(' ') && !self.spaces {
-            return Err(invalid("a key must not contain spaces"));
+            return Err(invalid("The key contains a space. Send a key without spaces."));
         }
         let canonical = if self.uuid {
-            Cow::Owned(uuid(key).ok_or_else(|| invalid("the key must be a UUID, with hyphens"))?)
+            Cow::Owned(uuid(key).ok_or_else(|| invalid("The key must be a UUID with hyphens."))?)
         } else {
             Cow::Borrowed(key)
         };
         if self.check.as_ref().is_some_and(|check| !check(&canonical)) {
-            return Err(invalid("the key is not of the form that this operation asks for"));
+            return Err(invalid("The key does not have the form that this operation requires."));
         }
-        IdempotencyKey::new(canonical).map_err(|_| invalid("a key holds printable ASCII characters only"))
+        IdempotencyKey::new(canonical).map_err(|_| invalid("A key must contain printable ASCII characters only."))
     }
 }
 
-/// In lower case; none of the other forms that a UUID may be written in.
+/// Returns a UUID in lower case; `None` for the forms without hyphens or with braces.
 fn uuid(key: &str) -> Option<String> {
     if key.len() != Hyphenated::LENGTH {
         return None;
@@ -129,36 +129,38 @@ fn uuid(key: &str) -> Option<String> {
     Some(Uuid::try_parse(key).ok()?.hyphenated().to_string())
 }
 
-/// Visible ASCII without what would make it look like a list, a parameter, or another structured type.
+/// Parses a key without quotes: visible ASCII without the characters that would make it look like a list, a parameter, or
+/// another structured type.
 fn bare(value: &[u8]) -> Result<&str, Rejection> {
     let reserved_first = matches!(value.first(), Some(b'\'' | b'?' | b':' | b'@' | b'%' | b'(' | b'*'));
     let plain = value.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\' | b',' | b';'));
     match std::str::from_utf8(value) {
         Ok(key) if plain && !reserved_first => Ok(key),
         _ => Err(invalid(
-            "a bare key holds visible ASCII characters except \" \\ , ; and begins with none of ' ? : @ % ( *",
+            "A key without quotes must contain visible ASCII characters except \" \\ , ; and begin with none of ' ? \
+             : @ % ( *",
         )),
     }
 }
 
-/// The one line of a field; `None` if there is no such field.
+/// Returns the only line of a field; `None` if there is no such field.
 fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Rejection> {
     let mut lines = headers.get_all(name).iter();
     let line = lines.next();
-    // Counted, not combined: the lines `"foo` and `bar"` would combine to a valid key that nobody sent.
+    // The lines are counted, not combined: `"foo` and `bar"` would combine to a valid key that the client did not send.
     if lines.next().is_some() {
-        return Err(invalid("the field was sent more than once"));
+        return Err(invalid("The field was sent more than once. Send it once."));
     }
     Ok(line)
 }
 
-/// Of the three formats of HTTP dates only the one that OASIS Repeatable Requests allows.
+/// Parses the only one of the three formats of HTTP dates that the OASIS standard allows.
 fn imf_fixdate(value: &HeaderValue) -> Result<SystemTime, Rejection> {
     let parsed = value.to_str().ok().and_then(|text| {
         let at = httpdate::parse_http_date(text).ok()?;
         (httpdate::fmt_http_date(at) == text).then_some(at)
     });
-    parsed.ok_or_else(|| invalid("Repeatability-First-Sent has to be a date such as Tue, 15 Nov 1994 08:12:31 GMT"))
+    parsed.ok_or_else(|| invalid("Repeatability-First-Sent must be a date such as Tue, 15 Nov 1994 08:12:31 GMT."))
 }
 
 fn invalid(detail: &'static str) -> Rejection {

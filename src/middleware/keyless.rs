@@ -1,4 +1,4 @@
-//! A request without a key: refused, or executed in a transaction that leaves no trace.
+//! Refuses a request without a key, or executes it in a transaction and stores nothing for it.
 
 use axum::{body::Body, http::request::Parts, response::Response};
 use tokio::time::timeout;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{LocalSettings, Operation};
 
-/// Its body is not read here, and its answer is not held back: nothing of either is kept.
+/// Handles a request without a key. Its body is not read here, and its response is streamed: neither is stored.
 pub(super) async fn keyless<E: Send + 'static>(
     config: &Config,
     handler: Handler<E>,
@@ -24,7 +24,7 @@ pub(super) async fn keyless<E: Send + 'static>(
     settings: LocalSettings,
 ) -> Result<Response, Stop<E>> {
     if config.required {
-        let detail = format!("this operation needs the header field {}", config.header());
+        let detail = format!("This operation needs the header field {0}. Send a key in {0}.", config.header());
         return Err(Rejection::new(RejectionKind::MissingKey, detail).into());
     }
     let guarded = config.idempotency.has_guarded_sessions();
@@ -35,7 +35,7 @@ pub(super) async fn keyless<E: Send + 'static>(
         Some(limit) => loop {
             match timeout(limit, &mut answering).await {
                 Ok(answered) => break answered,
-                // One that holds no connection of ours may take as long as it likes, and is asked again.
+                // A handler that holds no connection of the engine is not limited, and is polled again.
                 Err(_) if !slot.is_begun() => {}
                 Err(_) => {
                     drop(answering);

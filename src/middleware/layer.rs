@@ -6,21 +6,21 @@ use tower_layer::Layer;
 use super::{config::Config, service::IdempotencyService};
 use crate::{Idempotency, Scope};
 
-/// Makes the routes that it is added to safe to retry. See the [module docs](crate::middleware) for the contract and
+/// A Tower layer that makes the routes it wraps safe to retry. See the [module docs](crate::middleware) for the contract and
 /// an example.
 ///
-/// A bare setter sets a value, one that begins with `with_` swaps a function. Cloning is cheap: annotate a route with
-/// a clone that differs.
+/// A setter without prefix sets a value, and one that begins with `with_` sets a function. Cloning is cheap: give a route
+/// with other settings a changed clone.
 #[derive(Clone, Debug)]
 #[must_use = "a layer does nothing until it is added to a route"]
 pub struct IdempotencyLayer(Arc<Config>);
 
 impl IdempotencyLayer {
-    /// A layer that keeps its keys with `idempotency` and finds a request's owner with `scope`.
+    /// Makes a layer that keeps its keys with `idempotency` and finds a request's owner with `scope`.
     ///
-    /// `scope` sees the request's head, extensions included: let the authentication outside put the owner there. If
-    /// it gives `None`, or a blank name, a request with a key is refused with 401; there is no bucket for strangers.
-    /// An application with one owner writes `|_| Some(Scope::global())`.
+    /// `scope` gets the request's head, with its extensions: let the authentication, in an outer layer, put the owner
+    /// there. If it returns `None`, or a blank name, a request with a key is refused with 401: unauthenticated requests
+    /// never share a scope. An application with one owner writes `|_| Some(Scope::global())`.
     pub fn new(idempotency: Idempotency, scope: impl Fn(&Parts) -> Option<Scope> + Send + Sync + 'static) -> Self {
         Self(Arc::new(Config::new(idempotency, Arc::new(scope))))
     }

@@ -2,19 +2,19 @@
 //!
 //! For a request with an `Idempotency-Key`, the layer does one of five things:
 //!
-//! 1. **Execute.** The key is free: the handler runs, its effects and its answer are committed together, and the
-//!    answer is sent after the commit. What the answer's status does to both is the table of [`Disposition::of`].
-//! 2. **Replay.** The key was answered: the stored status, header fields and body are sent again, with
+//! 1. **Execute.** If the key is free, the handler runs, its effects and its response are committed together, and the
+//!    response is sent after the commit. The response's status decides what is kept: see [`Disposition::of`].
+//! 2. **Replay.** If the key has a response, the stored status, header fields and body are sent again, with
 //!    `Idempotent-Replayed: true`. The handler is not called and nothing is written.
-//! 3. **Wait.** The key is being executed: the request waits for that answer ([`Concurrency`](crate::Concurrency)),
-//!    or gets 409 `in-flight`.
-//! 4. **Refuse.** The key was used for another request: 422 `key-reused`. It was answered, and the answer was not kept: 409
-//!    `response-not-retained`. It [bears a time](crate::TimestampedKeys) that is too old, or in the future: 412 `key-expired`,
-//!    400 `key-from-future`.
-//! 5. **Fail closed.** The database cannot be reached: 503, and nothing is executed.
+//! 3. **Wait.** If a request with the key is running, the new one waits for its response
+//!    ([`Concurrency`](crate::Concurrency)), or gets 409 `in-flight`.
+//! 4. **Refuse.** If the key was used for another request, the new one gets 422 `key-reused`. If the response was not
+//!    kept, it gets 409 `response-not-retained`. If a [timestamped key](crate::TimestampedKeys) is too old, or from the
+//!    future, it gets 412 `key-expired` or 400 `key-from-future`.
+//! 5. **Fail closed.** If the database is unreachable, the request gets 503, and nothing is executed.
 //!
-//! Methods other than POST and PATCH pass through untouched. A request without a key is refused with 400, or executed
-//! without being remembered on an [`optional`](IdempotencyLayer::optional) route.
+//! Methods other than POST and PATCH pass through untouched. A request without a key is refused with 400. On an
+//! [`optional`](IdempotencyLayer::optional) route it is executed, and nothing is stored for it.
 //!
 //! # Example
 //!
@@ -43,43 +43,44 @@
 //!
 //! # When a client goes away
 //!
-//! Dropping the response's future (the client has disconnected, a `TimeoutLayer` outside has given up, a `select!`)
-//! does not stop a request: it goes on as a task, is committed, and its retry finds the answer. Otherwise a client with
-//! less patience than the handler needs could retry for ever. [`IdempotencyLayer::cancel_on_disconnect`] rolls it back
-//! instead. [`Idempotency::drain`](crate::Idempotency::drain) waits for such requests at a shutdown.
+//! The response's future may be dropped: because the client has disconnected, an outer `TimeoutLayer` has given up, or in a
+//! `select!`. This does not stop a request with a key: it goes on as a task, is committed, and its retry finds the response.
+//! Otherwise a client whose timeout is shorter than the handler needs could retry for ever.
+//! [`IdempotencyLayer::cancel_on_disconnect`] rolls the request back instead.
+//! [`Idempotency::drain`](crate::Idempotency::drain) waits for such requests at a shutdown.
 //!
 //! # When the handler fails
 //!
-//! | it | the client gets | afterwards |
+//! | the handler | the client gets | afterwards |
 //! |---|---|---|
-//! | panics | the panic goes on to whatever catches it outside, such as `CatchPanicLayer` | nothing is kept |
-//! | answers although a statement had failed | 500 `transaction-aborted` | nothing is kept |
-//! | ends its transaction, or loses it in a savepoint | 500 `transaction-ended` | nothing is kept ([shared pools](crate::Idempotency::sharing) excepted) |
+//! | panics | the panic goes on to an outer layer that catches it, such as `CatchPanicLayer` | nothing is kept |
+//! | responds although a statement had failed | 500 `transaction-aborted` | nothing is kept |
+//! | ends its transaction, or loses it in a savepoint | 500 `transaction-ended` | nothing is kept (except on [shared pools](crate::Idempotency::sharing)) |
 //! | takes longer than 60 seconds ([`handler_timeout`](IdempotencyLayer::handler_timeout)) | 503 `handler-timeout` | nothing is kept |
-//! | keeps its `Tx` | 500 `connection-held` | nothing is kept; the key is free when it lets go |
-//! | answers with more than the limit, a broken body, trailers or 1xx | 500 | nothing is kept |
-//! | meets a constraint at the commit | 500 `commit-refused` | nothing is kept |
-//! | loses its connection before, or during the commit | 503 `store-unavailable`, `outcome-unknown` | a retry finds out |
+//! | keeps its `Tx` | 500 `connection-held` | nothing is kept; the key is free when the `Tx` is dropped |
+//! | responds with more than the limit, a broken body, trailers or 1xx | 500 | nothing is kept |
+//! | violates a constraint at the commit | 500 `commit-refused` | nothing is kept |
+//! | loses its connection before or during the commit | 503 `store-unavailable` or `outcome-unknown` | a retry finds out what happened |
 //!
 //! # Which layer goes where
 //!
-//! Inside what authenticates, limits rates, compresses, decompresses, traces or adds CORS fields; outside what bounds the
-//! handler's time. The table is in [`_docs::layers`](crate::_docs::layers), and what to tell clients in
-//! [`_docs::clients`](crate::_docs::clients).
+//! Put this layer inside layers that authenticate, limit rates, compress, decompress, trace or add CORS fields, and outside
+//! layers that bound the handler's time. [`_docs::layers`](crate::_docs::layers) has the table, and
+//! [`_docs::clients`](crate::_docs::clients) has the text for clients.
 //!
 //! # Caveats
 //!
-//! * The whole answer to a request with a key is held in memory and stored; trailers and gRPC are refused.
-//! * Add it with `route_layer` or to a route. With `Router::layer` it also runs for requests that no route matches, and
-//!   asks them for a key.
-//! * **Only what goes through [`Tx`] is protected.** A handler that writes by the application's pool is called once for each
-//!   key that is answered, but its effects are neither undone by a 500 nor committed with the response. The layer says so
-//!   in the log; [`require_tx`](IdempotencyLayer::require_tx) refuses it.
+//! * The whole response to a request with a key is held in memory and stored; trailers and gRPC are refused.
+//! * Add the layer with `route_layer` or to a route. With `Router::layer` it also runs for requests that match no route, and
+//!   requires a key of them.
+//! * **Only writes through [`Tx`] are protected.** A handler that writes through the application's pool is called once
+//!   for each key that gets a response, but its effects are neither undone by a 500 nor committed with the response. The
+//!   layer says so in the log; [`require_tx`](IdempotencyLayer::require_tx) refuses such a handler.
 //! * A request is finished even if its client goes away, so a handler that hangs holds its connection and its key, up to
-//!   the [`handler_timeout`](IdempotencyLayer::handler_timeout). What goes on after its client has gone has the tracing span of its
-//!   request, but not the task-locals of layers outside.
-//! * The claim is the first statement of the transaction, so a handler cannot set another isolation level; the role's
-//!   or the database's default applies. The answer is written by the role that the handler leaves behind.
+//!   the [`handler_timeout`](IdempotencyLayer::handler_timeout). A request that goes on without its client has its
+//!   tracing span, but not the task-locals of outer layers.
+//! * The claim is the first statement of the transaction, so a handler cannot set another isolation level; the default of
+//!   the role or the database applies. The response is written with the role that the handler has set last.
 
 // The layer and its settings.
 mod config;
@@ -88,12 +89,12 @@ mod policy;
 mod settings;
 mod settings_fingerprint;
 
-// Tower's part, and the flow.
+// The Tower service, and the flow.
 mod flow;
 mod future;
 mod service;
 
-// The request: its key, its operation, its body, and what tells it from others.
+// The request: its key, its operation, its body and its fingerprint.
 mod body;
 mod canonical_json;
 mod content;
@@ -116,7 +117,7 @@ mod panic;
 mod tx;
 mod tx_use;
 
-// The response: what is kept of it, and how it comes again.
+// The response: which parts are stored, and how they are replayed.
 mod capture;
 mod codec;
 mod disposition;
@@ -124,7 +125,7 @@ mod exchange;
 mod fields;
 mod outcome;
 
-// The layer's own responses.
+// The layer's rejections.
 mod occurrence;
 mod refuse;
 mod rejection;
@@ -136,7 +137,7 @@ pub use self::{
     service::IdempotencyService, tx::Tx,
 };
 
-/// Takes any octets for the header field; what is taken for a key has to be one.
+/// Parses any octets as the header field; if they are accepted, the result must be a valid key.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 #[allow(clippy::panic)]

@@ -2,26 +2,26 @@ use std::fmt;
 
 use crate::error::Ended;
 
-/// Whether a refused request was executed, now or before, as far as the layer knows; the member `occurrence` of the problem
-/// document.
+/// Whether a rejected request was executed, now or before, as far as the layer knows.
 ///
-/// It speaks of what has been responded to: another request with the same key that is still under way, or comes later, may be
-/// executed yet.
+/// This is the member `occurrence` of the problem document. It describes requests that have ended: another request with
+/// the same key that is still under way, or arrives later, may yet be executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Occurrence {
-    /// `executed`: it was executed to its response, or has committed something by itself, and is not executed again under this
-    /// key. What a response that [undoes its work](crate::Disposition::Reject) says has been decided counts too.
+    /// `executed`: the request was executed and has a response, or has committed something by itself. It is not executed
+    /// again under this key. A response that [undoes its work](crate::Disposition::Reject) counts too.
     Executed,
-    /// `not-executed`: nothing of it has taken effect.
+    /// `not-executed`: the request has had no effect.
     NotExecuted,
-    /// `unknown`: the layer cannot tell, for instance since the database does not say whether the key was used before. The same
-    /// request again, under the same key, finds out where the refusal is [retryable](crate::RejectionKind::is_retryable).
+    /// `unknown`: the layer cannot tell, for instance because the database did not say whether the key was used before.
+    /// If the rejection is [retryable](crate::RejectionKind::is_retryable), the same request again, under the same key,
+    /// finds out.
     Unknown,
 }
 
 impl Occurrence {
-    /// As it stands in the problem document.
+    /// Returns the value in the problem document.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ impl From<Ended> for Occurrence {
         match how {
             Ended::Committed => Self::Executed,
             Ended::Savepoint | Ended::Refused | Ended::ReadOnly | Ended::OutOfStep => Self::NotExecuted,
-            // What came after the rollback is durable, and may be all of it or nothing.
+            // The writes after the rollback are durable; they may be all of the work or none of it.
             Ended::RolledBack | Ended::Either => Self::Unknown,
         }
     }

@@ -1,11 +1,11 @@
-//! Request → operation.
+//! Finds the operation of a request.
 
 use axum::{extract::MatchedPath, http::request::Parts};
 
 use super::{config::Config, fingerprint::original_uri};
 use crate::Operation;
 
-/// What the request does: what the route's layer says, or its method and template; in the application's namespace.
+/// Returns the operation: the name from the route's layer, or method and template; with the application's namespace.
 pub(super) fn of(config: &Config, parts: &Parts) -> Operation {
     let operation = within_application(config, parts);
     match &config.namespace {
@@ -20,7 +20,7 @@ fn within_application(config: &Config, parts: &Parts) -> Operation {
     }
     let path = match parts.extensions.get::<MatchedPath>() {
         Some(template) => template.as_str(),
-        // Outside a router, or under a service nested in one, nobody knows the template.
+        // Outside a router, or under a service nested in one, the template is not known.
         None => original_uri(parts).path(),
     };
     Operation::new(format!("{} {path}", parts.method))

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-/// The pairs of a form or query in the order of their names, each with the bytes that it was sent with. Pairs of one name stay
-/// in their order. Two names are one if a reader of forms takes them for one, who decodes `+`, `%` and what is not UTF-8
-/// (URL Standard, section 5.1).
+/// The pairs of a form or query in the order of their names, each with the bytes that it was sent with. Pairs of one name
+/// stay in their order. Two names are one if a reader of forms takes them for one, who decodes `+`, `%` and what is not
+/// UTF-8 (URL Standard, section 5.1).
 pub(super) fn ordered(text: &[u8]) -> Vec<u8> {
     let mut pairs: Vec<_> = text.split(|byte| *byte == b'&').map(|pair| (name(pair), pair)).collect();
     pairs.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -58,8 +58,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Two texts have one form if, and only if, a reader of forms gets the same values for each name, and the bytes of the
-        /// pairs are the same.
+        /// Two texts have one form if, and only if, a reader of forms gets the same values for each name, and the bytes
+        /// of the pairs are the same.
         #[test]
         fn two_forms_are_one_where_each_name_has_the_same_values_in_the_same_order(
             pairs in prop::collection::vec("(a|b|%61|%|%ff|%fe|\\+|%20)?(=[1-2%]{0,2})?", 0..6),

@@ -1,4 +1,4 @@
-//! A panic of the handler: held up until its work is rolled back, then passed on.
+//! Holds a panic of the handler until its work is rolled back, and then passes it on.
 
 use std::{
     any::Any,
@@ -10,7 +10,7 @@ use std::{
 
 pub(super) type Payload = Box<dyn Any + Send>;
 
-/// What `future` gives, or what it panicked with. It is not polled again after that.
+/// Returns the output of `future`, or the payload of its panic. The future is not polled again after that.
 pub(super) async fn caught<T>(future: impl Future<Output = T>) -> Result<T, Payload> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
@@ -20,7 +20,7 @@ pub(super) async fn caught<T>(future: impl Future<Output = T>) -> Result<T, Payl
     .await
 }
 
-/// Goes on with the panic, without calling the panic hook a second time.
+/// Continues the panic, without calling the panic hook a second time.
 pub(super) fn resume(payload: Payload) -> ! {
     resume_unwind(payload)
 }

@@ -4,9 +4,10 @@ use serde::{Serialize, Serializer};
 use super::layer::IdempotencyLayer;
 use crate::{Operation, TimestampedKeys, timestamped_keys::iso8601};
 
-/// What a client has to know of a layer, to be published: the IETF draft asks for it, and whoever loses a response
-/// cannot learn it from there. It is written as a JSON object with these names; durations are in ISO 8601, and absent
-/// if there is no limit.
+/// The settings of a layer that clients must know.
+///
+/// Publish it, as the IETF draft asks: a client that has lost a response cannot learn these settings from the response.
+/// It is serialized as a JSON object with these names; durations are in ISO 8601, and absent if there is no limit.
 ///
 /// ```
 /// # use axum_idempotency::{Idempotency, IdempotencyLayer, Scope};
@@ -17,23 +18,23 @@ use crate::{Operation, TimestampedKeys, timestamped_keys::iso8601};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Policy {
-    /// The name of what the route does, if the layer names it.
+    /// The name of the operation, if the layer sets it.
     #[serde(serialize_with = "name", skip_serializing_if = "Option::is_none")]
     pub operation: Option<Operation>,
-    /// The header field that the key comes in.
+    /// The header field of the key.
     pub header: String,
-    /// Is a key required?
+    /// Whether a key is required.
     pub required: bool,
     /// The methods that are handled, in alphabetical order.
     #[serde(serialize_with = "names")]
     pub methods: Vec<Method>,
-    /// How long a key is remembered from its first use; where keys bear a time, how old one may be that is executed.
+    /// How long a key is kept after its first use; for timestamped keys, the age up to which a key is executed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<String>,
-    /// How long its answer is replayed.
+    /// How long the response is replayed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
-    /// What keys have to be, if they bear a time: `uuid-v7`, `ulid` or `first-sent`.
+    /// The kind of timestamped keys, if they are required: `uuid-v7`, `ulid` or `first-sent`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timestamped_keys: Option<&'static str>,
     /// The largest request body, in bytes.
@@ -41,7 +42,7 @@ pub struct Policy {
 }
 
 impl IdempotencyLayer {
-    /// What clients have to know, for a configuration endpoint or a document.
+    /// Returns the settings that clients must know, for a configuration endpoint or a document.
     #[must_use]
     pub fn policy(&self) -> Policy {
         let config = self.config();

@@ -1,4 +1,4 @@
-//! What the client is told of an outcome or a failure.
+//! Makes rejections for the client from outcomes and errors.
 
 use axum::{
     http::Method,
@@ -14,77 +14,81 @@ use crate::{
 };
 
 impl From<Error> for Rejection {
-    /// What the client may know of `error`; the rest is for the log.
+    /// Returns what the client may know of `error`; the rest is for the log.
     fn from(error: Error) -> Self {
         let (kind, detail) = match error.kind() {
             ErrorKind::StoreUnavailable => (RejectionKind::StoreUnavailable, unavailable(&error)),
             ErrorKind::Conflict => (
                 RejectionKind::StoreUnavailable,
-                "the request met a concurrent one and was undone; repeat it with the same key",
+                "The request conflicted with a concurrent one and was rolled back. Repeat it with the same key.",
             ),
             ErrorKind::OutcomeUnknown => (
                 RejectionKind::OutcomeUnknown,
-                "repeat the request with the same key: it is executed, or answered if it was executed before",
+                "The database did not confirm the commit. Repeat the request with the same key: it gets the stored \
+                 response, or is executed.",
             ),
             ErrorKind::TransactionAborted => (
                 RejectionKind::TransactionAborted,
-                "the handler answered although one of its statements had failed; nothing was kept, the key is free",
+                "The handler responded although one of its statements had failed; nothing was kept, and the key is \
+                 free. The service's developer must pass the error on, or use a savepoint.",
             ),
             ErrorKind::TransactionEnded => (
                 RejectionKind::TransactionEnded,
                 match error.how_ended() {
                     Some(Ended::Committed) => {
-                        "the handler ran COMMIT on its connection; what it did until then is durable, no answer was \
-                         stored, and the key is not executed again"
+                        "The handler ran COMMIT on its connection: its work until then is durable, and no response was \
+                         stored. The key is not executed again; query the result instead."
                     }
                     Some(Ended::Refused) => {
-                        "the handler's transaction had ended before it responded: it ran ROLLBACK or COMMIT on its \
-                         connection, or did not pass on that a savepoint failed; nothing was kept, the key is free"
+                        "The handler's transaction had ended before the handler responded; nothing was kept, and the \
+                         key is free. The handler must not run ROLLBACK or COMMIT, or ignore that a savepoint failed."
                     }
                     Some(Ended::ReadOnly) => {
-                        "the handler made its transaction read-only, so that its response could not be stored; nothing \
-                         was kept, the key is free"
+                        "The handler made its transaction read-only, so its response could not be stored; nothing \
+                         was kept, and the key is free. The handler must leave its transaction writable."
                     }
                     Some(Ended::RolledBack) => {
-                        "the handler ran ROLLBACK on its connection; what it did after that is durable, no answer \
-                         was stored, and the key is free"
+                        "The handler ran ROLLBACK on its connection: its work after that is durable, no response was \
+                         stored, and the key is free. Query the result before you repeat the request."
                     }
                     Some(Ended::OutOfStep) => {
                         "the handler left a statement unfinished on its connection, such as a COPY that it dropped; nothing was \
                          kept, the key is free"
                     }
                     Some(Ended::Savepoint) => {
-                        "the handler left a savepoint open on its connection; nothing was kept, the key is free"
+                        "The handler left a savepoint open on its connection; nothing was kept, and the key is free. \
+                         The handler must commit or roll back each savepoint."
                     }
                     Some(Ended::Either) | None => {
-                        "the handler ended its transaction itself, or closed all cursors in it; what it committed itself is \
-                         durable, and nothing else"
+                        "The handler ended its transaction itself, or closed all cursors in it; only its own commits \
+                         are durable. Query the result before you repeat the request."
                     }
                 },
             ),
             ErrorKind::Unanswered => (
                 RejectionKind::TransactionEnded,
-                "an earlier request with this key ended its transaction itself; what it did is durable, its answer \
-                 is not known, and it is not executed again",
+                "An earlier request with this key ended its transaction itself: its work is durable, and its \
+                 response is not known. It is not executed again; query the result instead.",
             ),
             ErrorKind::CommitRefused => (
                 RejectionKind::CommitRefused,
-                "the database refused to commit the handler's work; nothing was kept, the key is free",
+                "The database refused to commit the handler's work; nothing was kept, and the key is free. The \
+                 service's log has the reason.",
             ),
             ErrorKind::NotMigrated => (
                 RejectionKind::Misconfigured,
-                "the idempotency table is missing or outdated; the application has to run \
-                 axum_idempotency::migrate() before it serves requests",
+                "The idempotency table is missing or outdated. The application must run axum_idempotency::migrate() \
+                 before it serves requests.",
             ),
             ErrorKind::Encoding => (
                 RejectionKind::Misconfigured,
-                "the database's encoding has no way to write the owner, the operation or the key of this request; nothing was \
-                 executed, and its operator has to use a database in UTF8",
+                "The database's encoding cannot hold the owner, the operation or the key of this request; nothing \
+                 was executed. The service's operator must use a database in UTF8.",
             ),
             ErrorKind::InvalidSetting => (
                 RejectionKind::Misconfigured,
-                "a setting of the request's transaction has a name or a value that the database does not take; nothing \
-                 was executed",
+                "A setting of the request's transaction has a name or a value that the database does not accept; \
+                 nothing was executed. The service's developer must correct the setting.",
             ),
             ErrorKind::KeyWithoutTime => return Self::key_without_time(),
             ErrorKind::KeyExpired => return Self::key_time(KeyTimeError::Expired),
@@ -95,11 +99,12 @@ impl From<Error> for Rejection {
             ErrorKind::KeyReused => return Self::key_reused(),
             ErrorKind::CorruptRow => (
                 RejectionKind::ResponseUnreadable,
-                "the request was executed before, and its stored answer cannot be read",
+                "The request was executed before, and its stored response cannot be read. Query the result instead.",
             ),
-            ErrorKind::NoTransaction | ErrorKind::TooManyClaims | ErrorKind::Json | ErrorKind::Database => {
-                (RejectionKind::Internal, "nothing of the request was kept")
-            }
+            ErrorKind::NoTransaction | ErrorKind::TooManyClaims | ErrorKind::Json | ErrorKind::Database => (
+                RejectionKind::Internal,
+                "An unexpected error happened; nothing of the request was kept. The service's log has the cause.",
+            ),
         };
         let refused = Self::new(kind, detail);
         let refused = match (error.kind(), error.how_ended()) {
@@ -113,58 +118,62 @@ impl From<Error> for Rejection {
     }
 }
 
-/// Why the database could not serve, without what only concerns its operator.
+/// Returns the detail for a database that could not serve, without facts for the operator only.
 fn unavailable(error: &Error) -> &'static str {
     match error.why_unavailable() {
         Some(Unavailable::NoAnswer(_)) => {
-            "the database did not answer in time; nothing of the request was kept; repeat it with the same key"
+            "The database did not respond in time, and nothing of the request was kept. Repeat it with the same key."
         }
         Some(Unavailable::InUse { .. }) => {
-            "all connections to the database were in use; nothing was executed; repeat the request with the same key"
+            "All connections to the database were in use, and nothing was executed. Repeat the request with the same \
+             key."
         }
         Some(Unavailable::Full { .. }) => {
-            "the database takes no more connections; nothing was executed; repeat the request with the same key"
+            "The database accepts no more connections, and nothing was executed. Repeat the request with the same key."
         }
         Some(Unavailable::Down(_)) => {
-            "the database is down or starting up; nothing was executed; repeat the request with the same key"
+            "The database is down or starting up, and nothing was executed. Repeat the request with the same key."
         }
         Some(Unavailable::ReadOnly(_)) => {
-            "the database takes no writes at the moment; nothing was kept; repeat the request with the same key"
+            "The database is read-only at the moment, and nothing was kept. Repeat the request with the same key."
         }
         Some(Unavailable::Parameters(_) | Unavailable::Callback) => {
-            "the database refuses the service's connections; nothing was executed; its operator has to change a setting"
+            "The database refuses the service's connections, and nothing was executed. The service's operator must \
+             change a setting."
         }
         Some(Unavailable::Closed) => {
-            "the service is shutting down; nothing was executed; repeat the request with the same key"
+            "The service is shutting down, and nothing was executed. Repeat the request with the same key."
         }
         Some(Unavailable::Locked) => {
-            "the database was held up by a lock; nothing of the request was kept; repeat it with the same key"
+            "A lock blocked the database, and nothing of the request was kept. Repeat it with the same key."
         }
         Some(Unavailable::Unfit | Unavailable::NoRuntime) | None => {
-            "nothing of the request was kept; repeat it with the same key"
+            "The database could not serve the request, and nothing of it was kept. Repeat it with the same key."
         }
     }
 }
 
-/// For `?` in a handler: a statement of it failed. What may succeed if the request is made again (a serialization failure, a
-/// deadlock, a lost connection) is 503 `store-unavailable`; all else is 500 `internal`. The cause stands in the log, and
-/// nothing of it in the response. Everything that the handler did is undone.
+/// Converts a failed statement of a handler, for `?`.
 ///
-/// Errors that mean something to the client, such as a violated constraint, are the handler's to map before.
+/// An error after which the same request may succeed (a serialization failure, a deadlock, a lost connection) becomes 503
+/// `store-unavailable`; any other becomes 500 `internal`. The cause is logged, and is not in the response. The handler's
+/// work is undone.
+///
+/// If an error means something to the client, such as a violated constraint, the handler must map it before.
 impl From<sqlx::Error> for Rejection {
     fn from(error: sqlx::Error) -> Self {
         logged(of_work(error))
     }
 }
 
-/// As the [`Rejection`] that it becomes, with the cause in the log.
+/// Responds with the [`Rejection`] for the error, and logs the cause.
 impl IntoResponse for Error {
     fn into_response(self) -> Response {
         logged(self).into_response()
     }
 }
 
-/// What the client may know of an error, with the rest in the log.
+/// Returns what the client may know of an error, and logs the rest.
 pub(super) fn logged(error: Error) -> Rejection {
     let shown = &error as &dyn std::error::Error;
     error!(error = shown, source = shown.source(), "idempotency failed");
@@ -173,58 +182,69 @@ pub(super) fn logged(error: Error) -> Rejection {
 
 impl Rejection {
     pub(super) fn unscoped() -> Self {
-        Self::new(RejectionKind::Unscoped, "an idempotency key belongs to somebody; authenticate first")
+        Self::new(RejectionKind::Unscoped, "The request has a key and no owner. Authenticate first.")
     }
 
     pub(super) fn key_not_handled(method: &Method) -> Self {
         let detail =
-            format!("keys are not remembered for {method} here; send the request without one, if that is meant");
+            format!("Keys are not stored for {method} here, and nothing was executed. Send the request without a key.");
         Self::new(RejectionKind::KeyNotHandled, detail)
     }
 
     pub(super) fn request_too_large(limit: usize) -> Self {
-        Self::new(RejectionKind::RequestTooLarge, format!("the request body must not be larger than {limit} bytes"))
+        Self::new(
+            RejectionKind::RequestTooLarge,
+            format!("The request body is larger than {limit} bytes. Send a smaller one."),
+        )
     }
 
     pub(super) fn request_unreadable() -> Self {
-        Self::new(RejectionKind::RequestUnreadable, "the request body broke off")
+        Self::new(
+            RejectionKind::RequestUnreadable,
+            "The request body broke off before its end. Send the whole request.",
+        )
     }
 
     pub(super) fn in_flight() -> Self {
         Self::new(
             RejectionKind::InFlight,
-            "repeat the request with the same key after a moment to get the first one's answer",
+            "Another request with this key is running. Repeat the request with the same key after a moment to get \
+             its response.",
         )
     }
 
-    /// It names the time of the first request, by which its result can be looked for.
+    /// Makes a rejection that names the time of the first request, so that the client can look for its result.
     pub(super) fn not_retained(tombstone: Option<Tombstone>) -> Self {
         let when = tombstone
             .and_then(|tombstone| tombstone.window)
             .map(|window| format!(" on {}", httpdate::fmt_http_date(window.first_used)))
             .unwrap_or_default();
-        let detail = format!("the request was executed{when}; its answer was not kept, and it is not executed again");
+        let detail =
+            format!("The request was executed{when}, and its response was not kept. Query the result instead.");
         Self::new(RejectionKind::ResponseNotRetained, detail)
     }
 
     pub(super) fn key_without_time() -> Self {
-        Self::new(RejectionKind::InvalidKey, "the key does not bear the time that this operation asks for")
+        Self::new(
+            RejectionKind::InvalidKey,
+            "The key does not carry the timestamp that this operation asks for. Make a key of the documented kind.",
+        )
     }
 
     pub(super) fn key_time(error: KeyTimeError) -> Self {
         match error {
             KeyTimeError::Expired => Self::new(
                 RejectionKind::KeyExpired,
-                "the key is too old: the request may have been executed and forgotten, and is not executed now; \
-                 find out what became of it before you make it again under a new key",
+                "The key is too old: the request may have been executed and deleted, so it is not executed now. Find \
+                 out whether it was executed before you make it again under a new key.",
             ),
             KeyTimeError::InFuture => Self::new(
                 RejectionKind::KeyFromFuture,
-                "the key was made later than now; set the clock, and make a new key",
+                "The timestamp of the key is in the future. Set the clock, and make a new key.",
             ),
             KeyTimeError::Mismatch => Self::new(
                 RejectionKind::InvalidKey,
-                "the key was first sent at another time than this request says; repeat a request as it was",
+                "The key was used before with another first-sent time. Repeat a request unchanged.",
             )
             .with_occurrence(Occurrence::Unknown),
         }
@@ -233,8 +253,8 @@ impl Rejection {
     pub(super) fn key_reused() -> Self {
         Self::new(
             RejectionKind::KeyReused,
-            "the method, path, query, content type or body differs from the first request with this key; \
-             use a new key for a new request",
+            "The method, path, query, content type or body differs from the first request with this key. Use a new \
+             key for a new request.",
         )
     }
 }

@@ -9,10 +9,10 @@ use serde_json::json;
 
 use super::{occurrence::Occurrence, rejection_kind::RejectionKind};
 
-/// Why the layer, or one of its extractors, answered instead of the handler.
+/// A response of the layer, or of one of its extractors, in place of the handler's, and the reason for it.
 ///
-/// It is in the extensions of every such response, whatever a renderer made of it, so that logging and metrics
-/// outside can read it.
+/// It is in the extensions of every such response, also if a renderer made the response, so that logging and metrics in
+/// outer layers can read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
     kind: RejectionKind,
@@ -24,12 +24,12 @@ pub struct Rejection {
 }
 
 impl Rejection {
-    /// Where problem types live unless [`problem_type_base`](crate::IdempotencyLayer::problem_type_base) says otherwise: the
-    /// section of this crate's documentation that explains them.
+    /// The beginning of problem types, unless [`problem_type_base`](crate::IdempotencyLayer::problem_type_base) sets another
+    /// one: the guide in this crate's documentation that explains them.
     pub const PROBLEM_TYPE_BASE: &'static str =
         "https://docs.rs/axum-idempotency/latest/axum_idempotency/_docs/problems/index.html#";
 
-    /// Seconds in `Retry-After`, where there is one.
+    /// The seconds in `Retry-After`, if the rejection has one.
     const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
     pub(super) fn new(kind: RejectionKind, detail: impl Into<Cow<'static, str>>) -> Self {
@@ -47,13 +47,14 @@ impl Rejection {
         Self { reference, ..self }
     }
 
-    /// Where the kind alone does not say it.
+    /// Sets whether the key is reusable, where the kind alone does not say it.
     pub(super) fn with_key_reusable(self, key_reusable: bool) -> Self {
         Self { key_reusable, ..self }
     }
 
-    /// May the same key be used for the request that the client should make next, be it repeated or corrected? That of its
-    /// [kind](RejectionKind::is_key_reusable), unless the refusal knows better.
+    /// Returns whether the client's next request, repeated or corrected, may use the same key.
+    ///
+    /// The value is that of the [kind](RejectionKind::is_key_reusable), unless the layer knows more about this request.
     #[must_use]
     pub fn is_key_reusable(&self) -> bool {
         self.key_reusable
@@ -63,46 +64,47 @@ impl Rejection {
         Self { occurrence, ..self }
     }
 
-    /// Whether the request was executed, now or before: that of its [kind](RejectionKind::occurrence), unless the refusal knows
-    /// better.
+    /// Returns whether the request was executed, now or before.
+    ///
+    /// The value is that of the [kind](RejectionKind::occurrence), unless the layer knows more about this request.
     #[must_use]
     pub fn occurrence(&self) -> Occurrence {
         self.occurrence
     }
 
-    /// With the status that the layer was told to give it.
+    /// Sets the status that the layer's settings give it.
     pub(super) fn with_status(self, status: StatusCode) -> Self {
         Self { status, ..self }
     }
 
-    /// What links this refusal to the first request with its key, if the layer was told to give references and the
-    /// key is known; see [`reference_header`](crate::IdempotencyLayer::reference_header).
+    /// Returns the reference to the first request with the key, if the layer gives references and the key is known; see
+    /// [`reference_header`](crate::IdempotencyLayer::reference_header).
     #[must_use]
     pub fn reference(&self) -> Option<&str> {
         self.reference.as_deref()
     }
 
-    /// What kind of refusal this is.
+    /// Returns the kind of the rejection.
     #[must_use]
     pub fn kind(&self) -> RejectionKind {
         self.kind
     }
 
-    /// The status of the response: that of its [kind](RejectionKind::status), or what
-    /// [`rejection_status`](crate::IdempotencyLayer::rejection_status) says instead.
+    /// Returns the status of the response: that of the [kind](RejectionKind::status), or the one that
+    /// [`rejection_status`](crate::IdempotencyLayer::rejection_status) or a renderer has set.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// One sentence for the client's developer: what is wrong and what to do. It holds nothing that is stored, and
-    /// neither key nor body.
+    /// Returns a text for the client's developer: what happened, and what to do. It contains no stored data, and neither key
+    /// nor body.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// The problem document (RFC 9457), with types under `base`.
+    /// Makes the problem document (RFC 9457), with types under `base`.
     pub(super) fn to_problem(&self, base: &str) -> Response {
         let status = self.status;
         let mut problem = json!({
@@ -125,7 +127,7 @@ impl Rejection {
         response
     }
 
-    /// Adds what no refusal goes without.
+    /// Adds the header fields that every rejection needs.
     pub(super) fn complete(&self, headers: &mut HeaderMap) {
         if !headers.contains_key(header::CACHE_CONTROL) {
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -137,8 +139,8 @@ impl Rejection {
 }
 
 impl Rejection {
-    /// For a request whose work began, which says that none was done under its key before, and was undone; or for one without
-    /// a key, whose work was undone or did not begin.
+    /// Returns the rejection for a request that is known not to be executed: its work began, so no earlier request with
+    /// its key was executed, and the work was undone; or it has no key, and its work was undone or did not begin.
     pub(super) fn undone(self) -> Self {
         match self.kind {
             RejectionKind::StoreUnavailable | RejectionKind::Misconfigured | RejectionKind::Internal => {
@@ -176,7 +178,7 @@ impl IntoResponse for Rejection {
 mod tests {
     use super::*;
 
-    /// Each section of the guide begins with the kind's name, and says its status first.
+    /// Each section of the guide begins with the kind's name, followed by its status.
     #[test]
     fn r56_every_kind_has_a_type_of_its_own_that_is_documented() {
         let guide = include_str!("../docs/problems.md");

@@ -20,8 +20,8 @@ use super::{
     rejection::Rejection,
 };
 
-/// What [`IdempotencyLayer`](crate::IdempotencyLayer) makes of a service. See the
-/// [module docs](crate::middleware) for the contract and an example.
+/// The service that [`IdempotencyLayer`](crate::IdempotencyLayer) makes. See the [module docs](crate::middleware) for the
+/// contract and an example.
 #[derive(Clone, Debug)]
 pub struct IdempotencyService<S> {
     inner: S,
@@ -65,7 +65,7 @@ where
             }
             return ResponseFuture::through(self.inner.call(request.map(Body::new)));
         }
-        // The clone is kept for later; the service that is ready is the one that is called.
+        // The clone is kept for the next call; the service that is ready is called now.
         let later = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, later);
         ResponseFuture::guarded(respond(self.config.clone(), Handler::of(inner), request.map(Body::new)))

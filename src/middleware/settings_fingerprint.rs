@@ -7,85 +7,94 @@ use axum::http::{HeaderName, request::Parts};
 use super::layer::IdempotencyLayer;
 use crate::Fingerprint;
 
-/// # What tells a retry from another request
+/// # How a retry is distinguished from another request
 ///
-/// Two requests under one key that a server could tell apart are two requests, and the second is refused with 422
-/// `key-reused`, unless a setting says that they are one. What counts is the method, the path, the query,
-/// `Content-Type` without parameters, `Content-Encoding`, and the body. All other header fields may differ: a retry has
-/// another `Date` or trace, and may have another `Accept` or `If-Match`.
+/// If a server could distinguish two requests with one key, the second one is refused with 422 `key-reused`, unless a
+/// setting says that they are the same. The method, the path, the query, `Content-Type` without parameters,
+/// `Content-Encoding`, and the body are compared. All other header fields may differ: a retry has another `Date` or
+/// trace, and may have another `Accept` or `If-Match`.
 ///
-/// The body counts by its bytes, with one exception: in a `multipart/*` body the text of the boundary does not count, since
-/// clients make a new one for each try. All else in it does: the parts, their header fields, their order, and what stands
-/// around them. The bytes count there too, and with them the parameters of `Content-Type`, where it is not certain what a
-/// reader takes for a delimiter: if the boundary is missing, is longer than 70 characters or is not as RFC 2046 has it; if the
-/// body holds `--boundary` anywhere but on a line of its own (that ends with CRLF, and has `--` at its end only if it is the
-/// last one); and if there is a `Content-Encoding`. The boundary of a multipart body inside another one counts.
+/// Bodies are compared by their bytes, with one exception: in a `multipart/*` body the text of the boundary is not
+/// compared, since clients make a new one for each try. Everything else in it is compared: the parts, their header
+/// fields, their order, and the text around them. A multipart body too is compared by its bytes, together with the
+/// parameters of `Content-Type`, if readers could disagree about its delimiters:
 ///
-/// The settings for kinds of bodies apply where there is one `Content-Type` and no `Content-Encoding`.
+/// * if the boundary is missing, is longer than 70 characters or does not follow RFC 2046;
+/// * if the body holds `--boundary` anywhere but on a separate line (which ends with CRLF, and has `--` at its end only
+///   if it is the last one);
+/// * if there is a `Content-Encoding`.
 ///
-/// A row that was written under other settings of these matches every request with its key, so that a deployment which
-/// changes them refuses no honest retry.
+/// The boundary of a multipart body inside another one is always compared.
+///
+/// The settings for kinds of bodies apply if there is one `Content-Type` and no `Content-Encoding`.
+///
+/// A row that was written under other settings of this group matches every request with its key, so a deployment that
+/// changes them refuses no real retry.
 impl IdempotencyLayer {
-    /// JSON bodies are compared by what they say and not by their bytes, in their canonical form (RFC 8785): order of
-    /// members, white space and `1.0` for `1` make no difference. Default: the bytes.
+    /// Sets whether JSON bodies are compared in their canonical form (RFC 8785). Default: `false`; their bytes are compared.
     ///
-    /// It applies to `application/json` and to media types that end with `+json`. A body counts by its bytes where that form
-    /// would not say all that it says: if it holds a number that is not what its IEEE double prints, such as an integer beyond
-    /// 2^53 or `1234567890123456.71`, if an object names a member twice, and if it is not JSON.
+    /// The order of members, white space and `1.0` for `1` then make no difference. The setting applies to
+    /// `application/json` and to media types that end with `+json`. A body is still compared by its bytes if its
+    /// canonical form would lose information: if it holds a number that its IEEE double does not print unchanged, such as
+    /// an integer beyond 2^53 or `1234567890123456.71`, if an object names a member twice, or if it is not JSON.
     pub fn canonical_json(self, canonical: bool) -> Self {
         self.with(|config| config.fingerprint.content.canonical_json = canonical)
     }
 
-    /// Whether the `id` of a JSON-RPC 2.0 request may be another one in its retry, because clients make a new one for each
-    /// try. Default: `false`, it counts like all else.
+    /// Sets whether the `id` of a JSON-RPC 2.0 request may differ in its retry, because clients make a new one for each try.
+    /// Default: `false`; the `id` is compared like everything else.
     ///
-    /// **A replay carries the id of the first request**, since it is the first response, byte for byte. A client that finds its
-    /// request by the response's id has to repeat the id with each try, and then needs no setting; this one is for clients that
-    /// go by the HTTP response, or are told that the id may be that of an earlier try.
+    /// **A replay carries the id of the first request**, since it is the first response, byte for byte. A client that
+    /// finds its request by the response's id must repeat the id with each try, and then needs no setting. This setting is
+    /// for clients that use the HTTP response, or that know that the id may be that of an earlier try.
     ///
     /// It applies to the media types of [`canonical_json`](Self::canonical_json), which may be on as well, and to
-    /// `application/json-rpc` and `application/jsonrequest`; and there to an object with `"jsonrpc": "2.0"` and a `method`, and
-    /// to an array of nothing but those, a batch. What does not count is the value of `id`, if it is a string or a number.
-    /// Whether there is an `id` does, since a request without one is a notification; so does `null`, which some servers take
-    /// for none. A response counts with its id, and so does a body that names `id`, `method` or `jsonrpc` twice in one request.
+    /// `application/json-rpc` and `application/jsonrequest`. In these it applies to an object with `"jsonrpc": "2.0"` and
+    /// a `method`, and to a batch, which is an array of only such objects. The value of `id` is then not compared, if it
+    /// is a string or a number. It is compared whether there is an `id`, since a request without one is a notification,
+    /// and whether it is `null`, which some servers treat as missing. A JSON-RPC response is compared with its id, and so
+    /// is a body that names `id`, `method` or `jsonrpc` twice in one request.
     pub fn json_rpc(self, any_id: bool) -> Self {
         self.with(|config| config.fingerprint.content.json_rpc = any_id)
     }
 
-    /// Whether URL-encoded forms (`application/x-www-form-urlencoded`) are the same request if they hold the same pairs in
-    /// another order. Default: `false`, they are compared by their bytes.
+    /// Sets whether URL-encoded forms (`application/x-www-form-urlencoded`) are the same request if they hold the same
+    /// pairs in another order. Default: `false`; their bytes are compared.
     ///
-    /// Values of one name stay in their order: `a=1&b=2&a=3` is `b=2&a=1&a=3`, but not `a=3&b=2&a=1`. Names are compared as a
-    /// server decodes them, so that `%61` is `a`, and names that are not UTF-8 are one where their replacements are. But for
-    /// the order, the bytes count: `a=%31` is another pair than `a=1`. Pairs are parted by `&` alone.
+    /// Values of one name keep their order: `a=1&b=2&a=3` is the same as `b=2&a=1&a=3`, but not as `a=3&b=2&a=1`. Names
+    /// are compared as a server decodes them, so `%61` is `a`, and names that are not UTF-8 are equal if they are equal
+    /// after replacement. Apart from the order, the bytes are compared: `a=%31` is another pair than `a=1`. Only `&`
+    /// separates pairs.
     ///
-    /// Not for readers of nested names, for which the order of different names means something: `items[][id]=1&items[][gift]=yes`.
+    /// Do not use it where the application reads nested names, for which the order of different names has a meaning, as in
+    /// `items[][id]=1&items[][gift]=yes`.
     pub fn form_in_any_order(self, any_order: bool) -> Self {
         self.with(|config| config.fingerprint.content.form_in_any_order = any_order)
     }
 
-    /// Likewise for the pairs of the query, `?a=1&b=2`. Default: `false`, queries are compared by their bytes.
+    /// Sets the same for the pairs of the query, `?a=1&b=2`. Default: `false`; the bytes of queries are compared.
     pub fn query_in_any_order(self, any_order: bool) -> Self {
         self.with(|config| config.fingerprint.query_in_any_order = any_order)
     }
 
-    /// Header fields that belong to what is asked, such as an API version; each line of them counts. Default: none but
+    /// Sets header fields that are compared too, such as an API version, with all of their lines. Default: only
     /// `Content-Type`, without parameters, and `Content-Encoding`.
     pub fn fingerprint_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|config| config.fingerprint.headers = names.into_iter().collect())
     }
 
-    /// Stores fingerprints as their HMAC under `secret`, so that nobody who reads the table can find a short body by
-    /// trying. Default: as their SHA-256.
+    /// Stores fingerprints as an HMAC with `secret`, so that a reader of the table cannot find a short body by trying.
+    /// Default: fingerprints are stored as a SHA-256.
     pub fn fingerprint_secret(self, secret: impl AsRef<[u8]>) -> Self {
         self.with(|config| config.fingerprint.secret = Some(secret.as_ref().into()))
     }
 
-    /// What tells a retry from another request: a function of the request's head and the bytes of its body, as they came.
-    /// Default: all that is said above.
+    /// Sets the function that makes a request's fingerprint, from its head and the unchanged bytes of its body. Default: the
+    /// comparison that is described above.
     ///
-    /// It replaces all of that, with the settings for the query, for bodies and for header fields; a multipart body comes with
-    /// its boundary. When the function changes, give what it returns another [scheme](Fingerprint::with_scheme).
+    /// It replaces that comparison, with the settings for the query, for bodies and for header fields; a multipart body
+    /// is passed with its boundary. When you change the function, give its result another
+    /// [scheme](Fingerprint::with_scheme).
     pub fn with_fingerprint(self, fingerprint: impl Fn(&Parts, &[u8]) -> Fingerprint + Send + Sync + 'static) -> Self {
         self.with(|config| config.fingerprint.own = Some(Arc::new(fingerprint)))
     }

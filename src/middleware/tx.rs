@@ -15,12 +15,13 @@ use crate::{
     error::Ended,
 };
 
-/// The request's connection, as an extractor: what a handler writes through it is committed together with its
-/// answer, or not at all.
+/// The request's connection, as an extractor. A handler's writes through it are committed together with its response, or not
+/// at all.
 ///
-/// `&mut tx` is an executor of sqlx's, and dereferences to [`PgConnection`]; [`_docs::handlers`](crate::_docs::handlers) shows
-/// the forms that compile. Use [`begin`](Self::begin) for a part that may fail on its own. A handler that also queries the application's pool does so beside the transaction: it does not see what the
-/// transaction has written, and what it writes there is not undone.
+/// `&mut tx` is an sqlx executor, and dereferences to [`PgConnection`]; [`_docs::handlers`](crate::_docs::handlers) shows
+/// the forms that compile. Use [`begin`](Self::begin) for a part that may fail on its own. Queries of the handler on the
+/// application's pool are outside the transaction: they do not see the transaction's writes, and their own writes are not
+/// undone.
 ///
 /// ```no_run
 /// use axum::{Json, http::StatusCode};
@@ -32,55 +33,61 @@ use crate::{
 /// }
 /// ```
 ///
-/// On a route with an optional key and a request without one, extracting it begins a plain transaction, which is
-/// committed or rolled back by the same [`Disposition`](crate::Disposition)s.
+/// If the key is optional and the request has none, extracting `Tx` begins a plain transaction, which is committed or rolled
+/// back by the same [`Disposition`](crate::Disposition)s.
 ///
 /// # What a handler may do with it
 ///
-/// Whatever it likes, without harm to the guarantee: on [the engine's own pool](crate::Idempotency::new), nothing that it
-/// writes is durable unless its response is.
+/// A handler may use the connection in any way without harm to the guarantee: on
+/// [the engine's own pool](crate::Idempotency::new), its writes are not durable unless its response is.
 ///
-/// * A `COMMIT` of its own fails, with SQLSTATE 23503 (22P02 where the request has no key), and undoes everything. `SET
-///   CONSTRAINTS ALL IMMEDIATE` fails likewise: name the constraints that are meant.
-/// * After a `ROLLBACK` of its own, or one that sqlx (0.9) sends when a nested `begin()` fails or is dropped halfway, the
-///   session only reads: what it writes gets SQLSTATE 25006.
-/// * It is told so by a 500 `transaction-ended` or `transaction-aborted` if it responds as if nothing had happened.
+/// * If the handler runs `COMMIT`, it fails, with SQLSTATE 23503 (22P02 if the request has no key), and undoes
+///   everything. `SET CONSTRAINTS ALL IMMEDIATE` fails in the same way: name the constraints instead.
+/// * After the handler runs `ROLLBACK`, or sqlx (0.9) sends one because a nested `begin()` fails or is dropped halfway, the
+///   session is read-only: a write fails with SQLSTATE 25006.
+/// * If the handler then responds as if nothing had happened, the response is a 500 `transaction-ended` or
+///   `transaction-aborted`.
 ///
-/// Excepted is what asks for it by name: a transaction that is begun by `BEGIN READ WRITE` after a `ROLLBACK`, or by
-/// `ROLLBACK AND CHAIN`, and committed by hand; `CLOSE ALL` before a `COMMIT`, where the request has no key (such a handler is
-/// taken for one that has ended its transaction, even if it commits nothing); and a session whose
-/// `default_transaction_read_only` is switched off by a handler whose response is kept, which then holds for the requests
-/// after it on that connection. Excepted is also what PostgreSQL does not count as writing: `NOTIFY`, and before
-/// PostgreSQL 16 large objects. On a
-/// [shared pool](crate::Idempotency::sharing), and behind a [pooler](crate::Idempotency::transaction_pooler), a COMMIT
-/// fails all the same, but what is written after a ROLLBACK is durable; the response is the same 500.
+/// The guarantee does not cover code that circumvents it by name:
+///
+/// * a transaction that is begun by `BEGIN READ WRITE` after a `ROLLBACK`, or by `ROLLBACK AND CHAIN`, and committed by
+///   hand;
+/// * `CLOSE ALL` before a `COMMIT`, if the request has no key (such a handler counts as one that has ended its
+///   transaction, even if it commits nothing);
+/// * a handler that switches off the session's `default_transaction_read_only`: if its response is kept, the later
+///   requests on that connection are affected;
+/// * operations that PostgreSQL does not count as writes: `NOTIFY`, and before PostgreSQL 16 large objects.
+///
+/// On a [shared pool](crate::Idempotency::sharing), and behind a [pooler](crate::Idempotency::transaction_pooler), a COMMIT
+/// fails all the same, but writes after a ROLLBACK are durable; the response is the same 500.
 ///
 /// # What reaches the next request
 ///
-/// Nothing that is of the transaction: `SET LOCAL`, `set_config(…, true)`, transaction-level locks, temporary tables ON
-/// COMMIT DROP. What is of the session stays on its connection if the response is kept, for whichever request uses it next:
-/// `SET`, `set_config(…, false)`, session-level advisory locks, temporary tables, LISTEN, prepared statements. What has to
-/// be right for each request, such as a tenant, belongs into
-/// [`with_local_settings`](crate::IdempotencyLayer::with_local_settings), which sets it anew each time.
+/// State of the transaction does not: `SET LOCAL`, `set_config(…, true)`, transaction-level locks, temporary tables ON
+/// COMMIT DROP. State of the session stays on its connection if the response is kept, and reaches the next request that
+/// uses the connection: `SET`, `set_config(…, false)`, session-level advisory locks, temporary tables, LISTEN, prepared
+/// statements. If a setting must be right for each request, such as a tenant, use
+/// [`with_local_settings`](crate::IdempotencyLayer::with_local_settings), which sets it each time.
 ///
 /// # Errors
 ///
-/// A 500 that says what is wrong: no [`IdempotencyLayer`](crate::IdempotencyLayer) handles the request, or the
-/// handler extracts a second `Tx` while it holds the first. A 503 if a plain transaction cannot be begun.
+/// Extracting it fails with a 500 that says what is wrong, if no [`IdempotencyLayer`](crate::IdempotencyLayer) handles
+/// the request, or the handler extracts a second `Tx` while it holds the first. It fails with a 503 if a plain
+/// transaction cannot be begun.
 ///
-/// A handler that answers and still holds its `Tx`, in a spawned task or in the response's body, gets 500 and is
-/// rolled back. The key stays taken until that `Tx` is dropped.
+/// If a handler responds while its `Tx` is still held, in a spawned task or in the response's body, the client gets 500,
+/// and the work is rolled back. The key stays taken until that `Tx` is dropped.
 pub struct Tx(OwnedMappedMutexGuard<State, Open>);
 
 impl Tx {
-    /// Sets a savepoint: what is written through it is undone unless it is committed, and the rest stays usable.
+    /// Sets a savepoint. Writes through it are undone unless it is committed, and the rest of the transaction stays usable.
     ///
     /// Do not drop the future before its end: sqlx (0.9) then rolls back the whole transaction, and the response is 500
     /// `transaction-ended`.
     ///
     /// # Errors
     ///
-    /// What PostgreSQL says, for instance that a statement before has failed.
+    /// Returns PostgreSQL's error, for instance if an earlier statement has failed.
     pub async fn begin(&mut self) -> Result<sqlx::Transaction<'_, Postgres>, sqlx::Error> {
         let connection = self.0.connection();
         probe(connection).await?;
@@ -114,12 +121,12 @@ impl<S: Sync> FromRequestParts<S> for Tx {
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Rejection> {
         let Some(slot) = parts.extensions.get::<Slot>().cloned() else {
             return Err(misuse(
-                "the handler extracts Tx, but no IdempotencyLayer handles this request: add the layer to the route, \
-                 or list the request's method in IdempotencyLayer::methods",
+                "The handler extracts Tx, but no IdempotencyLayer handles this request. Add the layer to the route, \
+                 or list the request's method in IdempotencyLayer::methods.",
             ));
         };
         let Ok(mut state) = slot.0.try_lock_owned() else {
-            return Err(misuse("the handler extracts Tx twice; pass the first one on instead"));
+            return Err(misuse("The handler extracts Tx twice. Pass the first one on instead."));
         };
         if let State::NotBegun(not_begun) = &*state {
             let (idempotency, settings) = &**not_begun;
@@ -136,7 +143,7 @@ impl<S: Sync> FromRequestParts<S> for Tx {
             State::NotBegun(_) | State::Ended => None,
         })
         .map(Tx)
-        .map_err(|_| misuse("the handler extracts Tx after it has answered"))
+        .map_err(|_| misuse("The handler extracts Tx after it has responded. Extract it in the handler's arguments."))
     }
 }
 
@@ -146,16 +153,15 @@ fn misuse(detail: &'static str) -> Rejection {
     rejection
 }
 
-/// Where the request's transaction lies while no [`Tx`] holds it. A `Tx` *is* the slot's lock, which nobody ever
-/// waits for.
+/// Holds the request's transaction while no [`Tx`] does. A `Tx` *is* the slot's lock, and no code ever waits for that lock.
 #[derive(Clone, Debug)]
 pub(super) struct Slot(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 enum State {
-    /// A request without a key: a transaction begins when it is asked for.
+    /// A request without a key: a transaction begins when the handler extracts it.
     NotBegun(Box<(Idempotency, LocalSettings)>),
-    /// `taken`: whether a handler has asked for it.
+    /// `taken` says whether the handler has extracted it.
     Open {
         open: Box<Open>,
         taken: bool,
@@ -203,7 +209,7 @@ impl Slot {
         Self(Arc::new(Mutex::new(State::NotBegun(Box::new((idempotency, settings))))))
     }
 
-    /// Why a handler that is out of time may have been so slow, as far as its connection knows.
+    /// Returns why a handler that is out of time may have been slow, as far as its connection knows.
     pub(super) async fn why_so_slow(&self) -> Option<Slow> {
         let Ok(mut state) = self.0.try_lock() else {
             return Some(Slow::Held);
@@ -217,22 +223,23 @@ impl Slot {
         }
     }
 
-    /// Has a transaction begun that nobody has ended?
+    /// Returns whether a transaction has begun and not ended.
     pub(super) fn is_begun(&self) -> bool {
         self.0.try_lock().map_or(true, |state| matches!(*state, State::Open { .. }))
     }
 
-    /// Takes the transaction back after the handler has answered; `None` if there never was one.
+    /// Takes the transaction back after the handler has responded; `None` if there never was one.
     ///
     /// # Errors
     ///
-    /// Somebody still holds the connection. It is rolled back when he drops it.
+    /// Returns a rejection if a task or a body still holds the connection. The transaction is rolled back when that is
+    /// dropped.
     pub(super) fn take(&self) -> Result<Option<Returned>, Rejection> {
         let Ok(mut state) = self.0.try_lock() else {
             return Err(Rejection::new(
                 RejectionKind::ConnectionHeld,
-                "the handler answered while its Tx was still held, by a task it spawned or by the response's body; \
-                 nothing is kept",
+                "The handler responded while its Tx was still held, by a task that it spawned or by the response's \
+                 body; nothing is kept. The handler must await the task, or drop its Tx.",
             ));
         };
         match std::mem::replace(&mut *state, State::Ended) {
@@ -241,13 +248,13 @@ impl Slot {
         }
     }
 
-    /// After a failure: rolls back what is there, so that the key is free when the client is answered. Says whether it is
-    /// certain that the handler has done nothing; on sessions that are not `guarded` it is only where that was asked.
+    /// Rolls back after a failure, so that the key is free when the client gets its response. Returns whether it is certain
+    /// that the handler has done nothing; on sessions that are not `guarded` only the server's reply makes it so.
     ///
     /// # Errors
     ///
-    /// The handler has ended the transaction itself. Other failures mean a connection that is gone, and the server rolls
-    /// back on its own.
+    /// Returns an error if the handler has ended the transaction itself. Other failures mean that the connection is gone,
+    /// and the server rolls back on its own.
     pub(super) async fn release(&self, guarded: bool) -> Result<bool, Error> {
         let (released, taken) = match self.take() {
             Ok(Some(Returned { open: Open::Attempt(attempt), taken })) => (attempt.release().await, taken),
@@ -263,7 +270,7 @@ impl Slot {
     }
 }
 
-/// A rollback that failed, unless because the handler had ended the transaction: the server rolls back on its own.
+/// Logs a failed rollback, and ignores it unless the handler had ended the transaction: the server rolls back on its own.
 pub(super) fn tolerate(error: Error) -> Result<(), Error> {
     let shown = &error as &dyn std::error::Error;
     tracing::error!(error = shown, source = shown.source(), "the handler's work could not be rolled back");

@@ -1,4 +1,4 @@
-//! Handlers that have a key and do not take their `Tx`.
+//! Detects handlers of requests with a key that do not take their `Tx`.
 
 use std::{
     collections::HashSet,
@@ -13,23 +13,23 @@ use crate::Operation;
 /// What is expected of handlers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TxUse {
-    /// That they take `Tx`; otherwise it is said.
+    /// They take `Tx`; otherwise a warning is logged.
     Expected,
-    /// That they take `Tx`; otherwise they are refused.
+    /// They take `Tx`; otherwise their responses are refused.
     Required,
-    /// Nothing.
+    /// They need not take `Tx`.
     Unneeded,
 }
 
-/// Of which operations it was said.
+/// The operations for which the warning was logged.
 #[derive(Debug, Default)]
 pub(super) struct Warned(Mutex<HashSet<Operation>>);
 
-/// Where operations have no names, each path is one.
+/// The maximum number of operations: if they have no names, each path is an operation.
 const MOST: usize = 1_000;
 
 impl TxUse {
-    /// A handler has responded with success, and its `Tx` was not taken.
+    /// Checks a handler that has responded with success without having taken its `Tx`.
     pub(super) fn judge(self, operation: &Operation, warned: &Warned) -> Result<(), Rejection> {
         match self {
             Self::Unneeded => Ok(()),
@@ -37,17 +37,17 @@ impl TxUse {
                 if warned.is_first(operation) {
                     warn!(
                         %operation,
-                        "the handler responded without having taken Tx: what it writes by another connection is neither \
-                         committed with its response nor undone with it; take `mut tx: Tx` as an argument and run queries \
-                         on `&mut tx`, or say IdempotencyLayer::without_tx if it writes nothing to this database"
+                        "the handler responded without having taken Tx: its writes on another connection are neither \
+                         committed nor undone with its response; take `mut tx: Tx` as an argument and run queries on \
+                         `&mut tx`, or set IdempotencyLayer::without_tx if it writes nothing to this database"
                     );
                 }
                 Ok(())
             }
             Self::Required => Err(Rejection::new(
                 RejectionKind::Misconfigured,
-                "the handler responded without having taken Tx, which this operation requires; nothing was kept of what \
-                 it did by that, the key is free",
+                "The handler responded without having taken Tx, which this operation requires; no response was stored, \
+                 and the key is free. The handler must take `mut tx: Tx` as an argument.",
             )),
         }
     }

@@ -345,8 +345,8 @@ pub(crate) struct Held {
     pub(crate) age: i64,
 }
 
-/// Does somebody execute the request? To be asked in another transaction than the one that waited in vain: the lock, if it is
-/// free, is kept until that ends.
+/// Does somebody execute the request? To be asked in another transaction than the one that waited in vain: the lock, if
+/// it is free, is kept until that ends.
 pub(crate) async fn is_executed_elsewhere(
     connection: &mut PgConnection,
     request: &IdempotentRequest,

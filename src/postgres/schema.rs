@@ -18,11 +18,10 @@ use sqlx::{
 };
 use tokio::time::sleep;
 
-/// The migrations of this crate, for those who list, run or undo them through sqlx themselves.
+/// The migrations of this crate, for applications that list, run or undo them through sqlx themselves.
 ///
-/// The table is in a schema of its own, `idempotency`, and what has been applied is noted in
-/// `idempotency.migrations`, so that neither meets the application's. The same SQL is in `migrations/` for other
-/// tools.
+/// The table is in its own schema, `idempotency`, and applied migrations are recorded in `idempotency.migrations`, so that
+/// neither conflicts with the application's. The same SQL is in `migrations/` for other tools.
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     migrator(
         vec![
@@ -37,31 +36,35 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     )
 });
 
-/// Brings the table up to date: call it at start-up, or as a step of the deployment. Any number of processes may do
-/// so at once; what is up to date already is left alone.
+/// Makes the tables or brings them up to date. Call it at start-up, or as a step of the deployment.
+///
+/// Any number of processes may call it at once; it changes nothing if the tables are up to date.
 ///
 /// The role needs the right to create the schema `idempotency`, unless there is nothing to do and it may read
-/// `idempotency.migrations`. What a newer release has applied is left alone, so that an older one can still start beside it.
-/// Behind a pooler that works by transactions, call it over a direct connection: sqlx holds a lock of the session meanwhile.
+/// `idempotency.migrations`. Migrations of a newer release are left alone, so that an older release can still start
+/// beside it. Behind a pooler in transaction mode, call it over a direct connection: sqlx holds a session lock during the
+/// migration.
 ///
-/// Requests are served meanwhile. A migration that has to wait for those who use a table, such as a handler that takes its time,
-/// gives up after a second, lets everybody go on, and tries again, for ten minutes at most.
+/// Requests are served during the migration. If a migration must wait for a transaction that uses a table, such as that
+/// of a slow handler, it gives up after a second, lets the waiting requests go on, and tries again, for at most ten
+/// minutes.
 ///
-/// Where another tool applies the files in `migrations/` (in their order, each once), this need not be called at all. To change
-/// over to it, let it be noted once what has been applied: `MIGRATOR.skip(&pool, None)` for everything that this release brings,
-/// `MIGRATOR.skip(&pool, Some(2))` for what was applied up to version 2.
+/// If another tool applies the files in `migrations/` (in their order, each once), you need not call this at all. To
+/// change to this function later, record once which migrations have been applied: `MIGRATOR.skip(&pool, None)` for all
+/// migrations of this release, `MIGRATOR.skip(&pool, Some(2))` for those up to version 2.
 ///
 /// # Errors
 ///
-/// What PostgreSQL says; that tables are there which are not noted; or that the database was migrated by another release of
-/// this crate, whose files were not these.
+/// Returns PostgreSQL's error, or an error if tables exist that are not recorded, or if the database was migrated by a
+/// release of this crate with other files.
 pub async fn migrate(pool: &PgPool) -> Result<(), MigrateError> {
     run(&MIGRATOR, pool).await
 }
 
-/// What [`TimestampedKeys::partitioned`](crate::TimestampedKeys::partitioned) needs besides [`MIGRATOR`], noted in
-/// `idempotency.partitioned_migrations`: run that one first. Undoing it forgets the keys in the table. The same SQL is in
-/// `migrations/partitioned/`.
+/// The migrations that [`TimestampedKeys::partitioned`](crate::TimestampedKeys::partitioned) needs besides [`MIGRATOR`].
+///
+/// Run [`MIGRATOR`] first. They are recorded in `idempotency.partitioned_migrations`. Undoing them deletes the keys in
+/// the table. The same SQL is in `migrations/partitioned/`.
 pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     migrator(
         vec![
@@ -89,13 +92,14 @@ pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     )
 });
 
-/// As [`migrate`], and besides makes the partitioned table for
-/// [`TimestampedKeys::partitioned`](crate::TimestampedKeys::partitioned). The roles that prune and
-/// claim have to own it, since they make and drop partitions.
+/// Does the same as [`migrate`], and makes the partitioned table for
+/// [`TimestampedKeys::partitioned`](crate::TimestampedKeys::partitioned).
+///
+/// The roles that prune and claim must own that table, since they make and drop partitions.
 ///
 /// # Errors
 ///
-/// As for [`migrate`].
+/// Returns the errors of [`migrate`].
 pub async fn migrate_partitioned(pool: &PgPool) -> Result<(), MigrateError> {
     migrate(pool).await?;
     run(&PARTITIONED_MIGRATOR, pool).await
@@ -157,8 +161,8 @@ fn code(error: &MigrateError) -> String {
     code.map(Cow::into_owned).unwrap_or_default()
 }
 
-/// Has all been applied, as far as this role may see? Otherwise sqlx finds out what is missing, or says what it is not let do:
-/// it would ask for the right to create a schema that is there.
+/// Has all been applied, as far as this role may see? Otherwise sqlx finds out what is missing, or says what it is not
+/// let do: it would ask for the right to create a schema that is there.
 async fn is_up_to_date(migrator: &Migrator, pool: &PgPool) -> bool {
     // To ask a table that is not there would leave an error in the server's log.
     let there = sqlx::query_scalar(IS_THERE).bind(&*migrator.table_name);

@@ -1,5 +1,5 @@
-//! Times, as PostgreSQL has them. sqlx knows them only by the types of a time crate, which is the application's to choose; on
-//! the wire they are microseconds since 2000.
+//! Times, as PostgreSQL has them. sqlx knows them only by the types of a time crate, which is the application's to
+//! choose; on the wire they are microseconds since 2000.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -252,8 +252,8 @@ async fn f98_the_next_duplicate_waits_on_when_the_one_that_waited_for_it_has_lef
     assert_eq!(database.effects().await, 1);
 }
 
-/// Each handler writes one row, and reads none. Without the layer none of them fails; with a layer that reads the index of its
-/// keys to answer, a few in a thousand do.
+/// Each handler writes one row, and reads none. Without the layer none of them fails; with a layer that reads the index
+/// of its keys to answer, a few in a thousand do.
 #[tokio::test(flavor = "multi_thread")]
 async fn f71_unrelated_keys_do_not_fail_each_other_where_transactions_are_serializable() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -292,8 +292,8 @@ async fn f71_unrelated_keys_do_not_fail_each_other_where_transactions_are_serial
     }
 }
 
-/// Each leaves the only connection in a state in which it cannot serve. The requests after it are served, on another one: the
-/// claim finds out, before anything is executed.
+/// Each leaves the only connection in a state in which it cannot serve. The requests after it are served, on another one:
+/// the claim finds out, before anything is executed.
 #[tokio::test]
 async fn f80_a_connection_that_cannot_serve_is_closed_and_not_lent_again() {
     for (state, leave) in [

@@ -143,7 +143,7 @@ async fn f67_a_transaction_that_the_handler_has_ended_is_answered_500_that_says_
         });
         let refused = reply(&app, post("/things").key("k")).await;
         refused.assert_refused(RejectionKind::TransactionEnded);
-        assert!(refused.text().contains("nothing was kept, the key is free"), "{}", refused.text());
+        assert!(refused.text().contains("nothing was kept, and the key is free"), "{}", refused.text());
         assert_eq!(refused.json()["key_reusable"], true);
         assert_eq!((database.effects().await, database.rows().await.len()), (0, 0), "{how} {status}");
     }

@@ -496,8 +496,8 @@ async fn f72_behind_a_pooler_nothing_stays_prepared() {
     }
 }
 
-/// The test's own pool and the engine's are open when it returns; its database is dropped all the same. Run in a process of its
-/// own, since `#[sqlx::test]` finds its server by the environment alone; and by more tests at once than sqlx gives
+/// The test's own pool and the engine's are open when it returns; its database is dropped all the same. Run in a process
+/// of its own, since `#[sqlx::test]` finds its server by the environment alone; and by more tests at once than sqlx gives
 /// connections to, which would wait for each other if the second pool took them from the same twenty.
 #[test]
 fn it_works_with_sqlx_test_and_leaves_no_database_behind() {
@@ -539,8 +539,8 @@ fn inside_sqlx_test() {
             let replied = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.unwrap();
             assert_eq!((replied.status, replied.replayed()), (StatusCode::CREATED, replayed));
         }
-        // As by a server that a test has spawned: an engine may outlive its test. One does, since sqlx wants its connection to
-        // each database back before it lends another.
+        // As by a server that a test has spawned: an engine may outlive its test. One does, since sqlx wants its
+        // connection to each database back before it lends another.
         if !OUTLIVES.swap(true, Ordering::SeqCst) {
             std::mem::forget(app);
         }

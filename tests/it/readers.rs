@@ -57,8 +57,8 @@ async fn f70_a_reader_of_any_length_stops_no_claim_and_the_partition_goes_when_t
             clock.set(now).await;
             claim(now, 100 + n).await;
         }
-        // A process that dies then leaves a detachment half done, which the next one ends. That it has to wait for the reader
-        // as well holds nobody up.
+        // A process that dies then leaves a detachment half done, which the next one ends. That it has to wait for the
+        // reader as well holds nobody up.
         pruning.abort();
         drop(pruning.await);
         database.connection().await.execute(

@@ -148,7 +148,7 @@ async fn f68_what_operators_call_has_an_end_as_well() {
         let expected = if pattern == "COMMIT\0" { ErrorKind::OutcomeUnknown } else { ErrorKind::StoreUnavailable };
         assert_eq!(error.kind(), expected, "{what}: {error:?}");
         let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-        assert!(source.contains("did not answer a statement within 400ms"), "{what}: {source}");
+        assert!(source.contains("did not respond to a statement within 400ms"), "{what}: {source}");
         timeout(PATIENCE, run()).await.expect("an end").expect("another connection");
     }
 }

@@ -1,5 +1,5 @@
-//! Clients that show what is on the wire: one that reads HTTP/1.1 byte by byte, and one for HTTP/2. Each keeps one connection
-//! as long as the server lets it.
+//! Clients that show what is on the wire: one that reads HTTP/1.1 byte by byte, and one for HTTP/2. Each keeps one
+//! connection as long as the server lets it.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -11,8 +11,9 @@ const FUNCTIONS: [(&str, &str); 3] = [
     ("pg_catalog.statement_timestamp()", "fake.statement_timestamp()"),
 ];
 
-/// The database's clock, in a test's hand: on its connections, each statement that asks PostgreSQL for the time asks functions
-/// of the test instead. As the real one, `now()` stands still within a transaction, and `clock_timestamp()` does not.
+/// The database's clock, in a test's hand: on its connections, each statement that asks PostgreSQL for the time asks
+/// functions of the test instead. As the real one, `now()` stands still within a transaction, and `clock_timestamp()`
+/// does not.
 pub struct Clock {
     connection: PgConnection,
     options: PgConnectOptions,
