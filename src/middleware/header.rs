@@ -253,9 +253,9 @@ mod tests {
         assert!(rules.parse(b"12345678").is_ok());
         assert!(rules.parse(b"1234567890123456").is_ok());
         let long = rules.parse(b"12345678901234567").unwrap_err();
-        assert_eq!(long.detail(), "the key has 17 characters; 16 are allowed");
+        assert_eq!(long.detail(), "The key has 17 characters. At most 16 are allowed.");
         let malformed_or_long = KeyRules::default().parse(format!("\"{}\"", "x".repeat(5_000)).as_bytes()).unwrap_err();
-        assert_eq!(malformed_or_long.detail(), "the key has 5000 characters; 255 are allowed");
+        assert_eq!(malformed_or_long.detail(), "The key has 5000 characters. At most 255 are allowed.");
     }
 
     #[test]

@@ -67,7 +67,7 @@ async fn f69_a_wait_for_something_else_than_a_duplicate_is_503_and_for_a_duplica
     blocker.execute("begin; lock table idempotency.keys in access exclusive mode").await.unwrap();
     let refused = reply(&app_with(layer(impatient), create), post("/things").key("l")).await;
     refused.assert_refused(RejectionKind::StoreUnavailable);
-    assert!(refused.text().contains("held up by a lock"), "{}", refused.text());
+    assert!(refused.text().contains("A lock blocked the database"), "{}", refused.text());
 }
 
 /// The statement would take a minute.

@@ -88,7 +88,7 @@ async fn r7_to_r18_every_invalid_key_is_refused_without_the_database() {
     let twice = reply(&app, post("/things").key("k").key("k")).await;
     twice.assert_refused(RejectionKind::InvalidKey);
     let long = reply(&app, post("/things").key(&too_long)).await;
-    assert!(long.text().contains("256 characters; 255 are allowed"), "{}", long.text());
+    assert!(long.text().contains("256 characters. At most 255 are allowed"), "{}", long.text());
     assert!(!long.text().contains("xxx"), "the key is not repeated");
 }
 

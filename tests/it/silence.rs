@@ -31,7 +31,7 @@ async fn f68_before_the_commit_silence_is_answered_503_and_a_retry_executes() {
             silence.after(pattern.as_bytes(), pass_on);
             let refused = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.expect("an end");
             refused.assert_refused(RejectionKind::StoreUnavailable);
-            assert!(refused.text().contains("did not answer in time"), "{pattern}: {}", refused.text());
+            assert!(refused.text().contains("did not respond in time"), "{pattern}: {}", refused.text());
             assert_eq!((silence.count(), database.effects().await), (1, 0), "{pattern}");
             let retry = timeout(PATIENCE, reply(&app, post("/things").key("k"))).await.expect("an end");
             assert_eq!((retry.status, retry.replayed()), (StatusCode::CREATED, false), "{pattern}");

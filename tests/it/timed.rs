@@ -941,17 +941,17 @@ async fn r60_what_a_waiting_duplicate_would_outlive_is_kept_for_longer_and_said_
     let raised = layer(patient(seconds(5)).retention(short)).handler_timeout(seconds(1));
     assert_eq!(kept(raised.clone(), "a").await, 6_001);
     assert_eq!(kept(raised.clone().handler_timeout(None), "b").await, 5_001);
-    assert_eq!(log.matches("keys are kept for longer"), 2, "once for each of them");
+    assert_eq!(log.matches("it was raised to 1 ms more than their sum"), 2, "once for each of them");
     assert_eq!(kept(raised, "c").await, 6_001);
-    assert_eq!(log.matches("keys are kept for longer"), 2);
+    assert_eq!(log.matches("it was raised to 1 ms more than their sum"), 2);
     // The order of settings makes no difference.
     let other = layer(engine(&pool).retention(short)).handler_timeout(seconds(1));
     assert_eq!(kept(other.concurrency(Concurrency::Wait { timeout: seconds(5) }), "d").await, 6_001);
     // What is long enough counts as it is, and is said nothing about.
-    let said = log.matches("keys are kept for longer");
+    let said = log.matches("it was raised to 1 ms more than their sum");
     let long = Retention::new(seconds(7)).unwrap();
     assert_eq!(kept(layer(patient(seconds(5))).handler_timeout(seconds(1)).retention(long), "e").await, 7_000);
-    assert_eq!(log.matches("keys are kept for longer"), said);
+    assert_eq!(log.matches("it was raised to 1 ms more than their sum"), said);
     // Another operation: one that was used without times refuses keys of before.
     let minute = layer(patient(seconds(5)).timestamped_keys(TimestampedKeys::ulid(seconds(5)).unwrap()))
         .handler_timeout(seconds(1))
