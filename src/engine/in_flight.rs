@@ -33,13 +33,13 @@ struct Entry {
     state: watch::Receiver<State>,
 }
 
-/// How far the leader of an entry has come. That it has gone without an answer is not a state: the channel is closed.
+/// How far the leader of an entry has come. That it has gone without a response is not a state: the channel is closed.
 enum State {
-    /// It asks the database, and may be told of an answer to another request than its own.
+    /// It asks the database, and may be told of a response to another request than its own.
     Claiming,
     /// The key is its own, and so is what becomes of it.
     Executing,
-    /// It has an answer, committed.
+    /// It has a response, committed.
     Answered(StoredResponse),
     /// Its key was used for another request.
     Reused,
@@ -54,7 +54,7 @@ pub(super) enum Entered {
 }
 
 impl InFlight {
-    /// `timed`: whether keys bear times.
+    /// `timed`: whether keys carry timestamps.
     pub(super) fn enter(&self, request: &IdempotentRequest, timed: bool) -> Entered {
         let identity = identity(request);
         match lock(&self.0.entries).entry(identity.clone()) {
@@ -89,7 +89,7 @@ fn lock(entries: &Mutex<HashMap<Identity, Entry>>) -> MutexGuard<'_, HashMap<Ide
 }
 
 /// The one that acts for all duplicates in this process. The entry goes with it, however it ends: then those who
-/// wait either find its answer or enter anew, and the first of them is the next leader.
+/// wait either find its response or enter anew, and the first of them is the next leader.
 pub(super) struct Leader {
     in_flight: InFlight,
     /// The third is when it came, before it asked the database.
@@ -112,20 +112,20 @@ impl Leader {
         self.sender.send_replace(State::Executing);
     }
 
-    /// It found this answer.
+    /// It found this response.
     pub(super) fn answered(self, response: StoredResponse) {
         self.in_flight.recent().saw(self.identity());
         self.sender.send_replace(State::Answered(response));
     }
 
-    /// It has given this answer, and it is committed.
+    /// It has given this response, and it is committed.
     pub(super) fn committed(self, response: StoredResponse) {
         let (identity, request, since) = &*self.asked;
         self.in_flight.recent().remember(identity, request, &response, *since);
         self.answered(response);
     }
 
-    /// Is there reason to look for an answer before claiming?
+    /// Is there reason to look for a response before claiming?
     pub(super) fn has_been_seen(&self) -> bool {
         self.in_flight.recent().has_seen(self.identity())
     }

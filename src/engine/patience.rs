@@ -25,7 +25,7 @@ pub(super) struct Patience {
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Under [`Concurrency::NoWait`] a duplicate waits so long at most to learn whether the one before it executes, or
-/// only asks the database for its answer.
+/// only asks the database for its response.
 const A_MOMENT: Duration = Duration::from_secs(1);
 
 impl Patience {
@@ -38,7 +38,7 @@ impl Patience {
         Self { waits, end: later(now, time) }
     }
 
-    /// When a claim is given up that the database does not answer. `lock_timeout` ends a wait for others sooner, though it
+    /// When a claim is given up that the database does not respond to. `lock_timeout` ends a wait for others sooner, though it
     /// counts for each lock anew, and some engines ignore it.
     pub(super) fn limit(self, wait: Wait, terms: Terms<'_>) -> Instant {
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! What this process has answered recently: that it was, and, if the application asks for it, with what.
+//! What this process has responded to recently: that it was, and, if the application asks for it, with what.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,11 +24,11 @@ pub(super) struct Recent {
 
 #[derive(Default)]
 struct Generations {
-    /// Hashes of what was answered. Two that share one only cost a look at the table.
+    /// Hashes of what was responded to. Two that share one only cost a look at the table.
     seen: [HashSet<u64>; 2],
     answers: [Answers; 2],
     limits: Limits,
-    /// When answers were erased last: what was on its way then is not remembered.
+    /// When responses were erased last: what was on its way then is not remembered.
     erased: Option<Instant>,
 }
 
@@ -38,14 +38,14 @@ struct Answers {
     bytes: usize,
 }
 
-/// How much is kept of answers: nothing, unless the application says otherwise.
+/// How much is kept of responses: nothing, unless the application says otherwise.
 #[derive(Clone, Copy, Default)]
 struct Limits {
     bytes: usize,
     age: Duration,
 }
 
-/// An answer that was committed here.
+/// A response that was committed here.
 #[derive(Clone)]
 pub(super) struct Remembered {
     pub(super) request: IdempotentRequest,
@@ -70,7 +70,7 @@ impl Recent {
         self.hasher.hash_one(identity)
     }
 
-    /// Is there reason to look for an answer before claiming? "No" is no proof that there is none.
+    /// Is there reason to look for a response before claiming? "No" is no proof that there is none.
     pub(super) fn has_seen(&self, identity: &Identity) -> bool {
         let hash = self.hash(identity);
         lock(&self.generations).seen.iter().any(|generation| generation.contains(&hash))
@@ -86,19 +86,19 @@ impl Recent {
         younger.insert(hash);
     }
 
-    /// Are answers kept at all?
+    /// Are responses kept at all?
     pub(super) fn keeps_answers(&self) -> bool {
         lock(&self.generations).limits.bytes > 0
     }
 
-    /// The answer, if it is still known.
+    /// The response, if it is still known.
     pub(super) fn answer(&self, identity: &Identity) -> Option<Remembered> {
         let generations = lock(&self.generations);
         let found = generations.answers.iter().find_map(|generation| generation.by_identity.get(identity))?;
         (!found.until.has_passed()).then(|| found.clone())
     }
 
-    /// Keeps an answer that was committed here. The request came at `since`, when its key's window had not begun yet: by
+    /// Keeps a response that was committed here. The request came at `since`, when its key's window had not begun yet: by
     /// this process's clock, the window does not end later than the database says.
     pub(super) fn remember(
         &self,
@@ -141,7 +141,7 @@ impl Recent {
         younger.bytes = younger.bytes.saturating_add(bytes).saturating_sub(replaced);
     }
 
-    /// Forgets the answers of an owner.
+    /// Forgets the responses of an owner.
     pub(super) fn forget(&self, scope: &Scope) {
         let mut generations = lock(&self.generations);
         generations.erased = Some(Instant::now());
@@ -152,7 +152,7 @@ impl Recent {
     }
 }
 
-/// How long after its first use an answer is replayed, if that is limited.
+/// How long after its first use a response is replayed, if that is limited.
 fn shortest(window: Window) -> Option<Duration> {
     let ends = window.replay_ends.into_iter().chain(window.expires).min()?;
     Some(ends.duration_since(window.first_used).unwrap_or_default())

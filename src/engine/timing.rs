@@ -1,4 +1,4 @@
-//! What a key that bears a time needs besides its claim.
+//! What a key that carries a timestamp needs besides its claim.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -17,7 +17,7 @@ use crate::{
 /// How long a claim may be held up by what the first one of an operation, or of a partition, has to do.
 const PREPARE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The key's time, and what is accepted, where keys bear one.
+/// The key's time, and what is accepted, where keys carry one.
 pub(super) fn timing(idempotency: &Idempotency, request: &IdempotentRequest) -> Result<Option<Timing>, Error> {
     let Some(keys) = idempotency.keys_in_force() else {
         return Ok(None);
@@ -33,7 +33,7 @@ pub(super) fn timing(idempotency: &Idempotency, request: &IdempotentRequest) -> 
     }))
 }
 
-/// Does what a claim of a key that bears a time has missed.
+/// Does what a claim of a key that carries a timestamp has missed.
 pub(super) async fn prepare(
     idempotency: &Idempotency,
     request: &IdempotentRequest,

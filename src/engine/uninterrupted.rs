@@ -11,7 +11,7 @@ use super::backlog::Backlog;
 
 /// A future that ends even if nobody waits for it any more.
 ///
-/// It is polled in place, by whoever awaits it, and costs a box. Dropped before its end, it goes on as a task of the
+/// It is polled in place, by its caller, and costs a box. Dropped before its end, it goes on as a task of the
 /// runtime that it was made in. What it leaves there when it ends is dropped there. One that was never polled has
 /// done nothing yet, and is just dropped, and so is one that panicked.
 pub(crate) struct Uninterrupted<T: Send + 'static> {

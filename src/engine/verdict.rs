@@ -24,7 +24,7 @@ pub(super) fn verdict(request: &IdempotentRequest, fingerprint: &[u8], times: Op
     }
 }
 
-/// Likewise, with a request that this process knows. Times beside keys count only where keys bear times.
+/// Likewise, with a request that this process knows. Times beside keys count only where keys carry timestamps.
 pub(super) fn verdict_on_known(request: &IdempotentRequest, known: &IdempotentRequest, timed: bool) -> Verdict {
     let times = timed.then(|| request.first_sent() == known.first_sent());
     verdict(request, &known.fingerprint().to_stored(), times)

@@ -68,4 +68,66 @@ mod tests {
         assert_eq!(layer.clone().handler_timeout(2 * minute).config().handler_timeout, Some(2 * minute));
         assert_eq!(layer.handler_timeout(None).config().handler_timeout, None);
     }
+
+    #[tokio::test]
+    async fn each_switch_and_each_optional_setting_can_be_taken_back_for_one_route() {
+        use axum::http::{HeaderName, Uri};
+
+        let pool = PgPoolOptions::new().connect_lazy("postgres://nobody@localhost/nothing").expect("a URL");
+        let layer = IdempotencyLayer::new(Idempotency::new(&pool), |_| Some(Scope::global()));
+        let name = HeaderName::from_static("x-a");
+        let switched = |on: bool| {
+            let (name, url) = (on.then(|| name.clone()), on.then(|| Uri::from_static("https://a.example/")));
+            layer
+                .clone()
+                .quoted_keys_only(on)
+                .allow_spaces_in_keys(on)
+                .uuid_keys(on)
+                .canonical_json(on)
+                .json_rpc(on)
+                .form_in_any_order(on)
+                .query_in_any_order(on)
+                .discard_responses(on)
+                .discard_oversized_responses(on)
+                .cancel_on_disconnect(on)
+                .refuse_unhandled_keys(on)
+                .echo_key(on)
+                .repeatability_result(on)
+                .expiry_header(name.clone())
+                .reference_header(name.clone())
+                .not_retained_header(name)
+                .documentation_url(url)
+        };
+        let told = |layer: &IdempotencyLayer| {
+            let config = layer.config();
+            let content = config.fingerprint.content;
+            let switches = [
+                config.key.strict,
+                config.key.spaces,
+                config.key.uuid,
+                content.canonical_json,
+                content.json_rpc,
+                content.form_in_any_order,
+                config.fingerprint.query_in_any_order,
+                config.discard_responses,
+                config.discard_oversized_responses,
+                config.cancel_on_disconnect,
+                config.refuse_unhandled_keys,
+                config.echo_key,
+                config.repeatability_result,
+            ];
+            let options = [
+                config.expiry_header.is_some(),
+                config.reference_header.is_some(),
+                config.not_retained_header.is_some(),
+                config.documentation_url.is_some(),
+            ];
+            (switches, options)
+        };
+        assert_eq!(told(&layer), ([false; 13], [false; 4]));
+        assert_eq!(told(&switched(true)), ([true; 13], [true; 4]));
+        assert_eq!(told(&switched(false)), told(&layer));
+        let required = layer.clone().require_tx().expect_tx();
+        assert_eq!(required.config().tx_use, layer.config().tx_use);
+    }
 }

@@ -24,7 +24,7 @@ pub(crate) enum Claimed {
     /// The row is ours, for this window. It is visible to others once the transaction commits. Where transactions are
     /// serializable, with its place.
     Ours(Window, Option<Box<str>>),
-    /// An answered row was there.
+    /// A row with a response was there.
     Answered(Stored),
     /// A transaction that is still open holds the row.
     Held,
@@ -34,7 +34,7 @@ pub(crate) enum Claimed {
     Blocked,
     /// Somebody's row was in the way and is gone: ask again.
     Lost,
-    /// The key bears a time at which it cannot be executed. It may have been claimed: roll back.
+    /// The key carries a timestamp at which it cannot be executed. It may have been claimed: roll back.
     KeyTime(KeyTimeError),
     /// The operation's window is not noted yet, or is shorter than the one asked for.
     Unregistered,
@@ -57,7 +57,7 @@ pub(crate) enum Wait {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms<'a> {
     pub(crate) retention: Retention,
-    /// For a key that bears a time.
+    /// For a key that carries a timestamp.
     pub(crate) timing: Option<Timing>,
     /// To be written at once.
     pub(crate) answer: Option<&'a StoredResponse>,
@@ -71,11 +71,11 @@ pub(crate) struct Terms<'a> {
 /// A key's time, and what is accepted; all in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Timing {
-    /// When the key was born, since 1970.
+    /// When the key was made, since 1970.
     pub(crate) born: i64,
     pub(crate) window: i64,
     pub(crate) skew: i64,
-    /// How long after its birth a key is kept.
+    /// How long after it was made a key is kept.
     pub(crate) keep: i64,
     pub(crate) partitioned: bool,
 }
@@ -124,10 +124,10 @@ const CLAIM: &str = sql!("keys/claim");
 /// Likewise in a transaction of the caller's.
 const CLAIM_BOUNDED: &str = sql!("keys/claim_bounded");
 
-/// For one that waits for whoever holds the row.
+/// For one that waits for the transaction that holds the row.
 const CLAIM_WAITING: &str = sql!("keys/claim_waiting");
 
-/// For a key that bears a time.
+/// For a key that carries a timestamp.
 const CLAIM_TIMED: Statements = sql_of_both!("claim_timed");
 
 /// For a row that has expired.
@@ -141,7 +141,7 @@ const IS_FREE: &str = sql!("is_free");
 
 const CLAIMS: &str = sql!("claims");
 
-/// Claims `request`'s row, inside a transaction; with an answer, writes it at once.
+/// Claims `request`'s row, inside a transaction; with a response, writes it at once.
 ///
 /// # Errors
 ///
@@ -214,7 +214,7 @@ fn gave_up(error: sqlx::Error) -> Result<Claimed, Error> {
     }
 }
 
-/// What the times say, unless they are in order. Only the statement for keys that bear a time judges them.
+/// What the times say, unless they are in order. Only the statement for keys that carry a timestamp judges them.
 fn judged(row: &PgRow) -> Result<Option<Claimed>, Error> {
     let verdict: Option<&str> = match row.try_get("verdict") {
         Err(sqlx::Error::ColumnNotFound(_)) => None,
@@ -312,7 +312,7 @@ fn of_request(statement: &'static str, request: &IdempotentRequest) -> Query<'st
         .bind(request.key().as_str())
 }
 
-/// The answer, if there is one. Needs no transaction.
+/// The response, if there is one. Needs no transaction.
 pub(crate) async fn look(
     connection: &mut PgConnection,
     request: &IdempotentRequest,

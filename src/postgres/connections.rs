@@ -52,7 +52,7 @@ pub(crate) struct PoolSettings {
     pub(crate) connections: u32,
     /// After what time the server looks whether a client is still there while it executes a statement.
     pub(crate) client_check: Option<Duration>,
-    /// Whether a pooler lends the server's sessions for one transaction at a time, so that they belong to nobody.
+    /// Whether a pooler lends the server's sessions for one transaction at a time, so that no client owns them.
     pub(crate) pooler: bool,
 }
 
@@ -87,7 +87,7 @@ struct Own {
     pool: PgPool,
     /// What the application's pool connected with when this one last looked.
     follows: Mutex<Arc<PgConnectOptions>>,
-    /// Gone with the value: then nobody has to wait any more for the application to close its pool.
+    /// Gone with the value: then no task has to wait any more for the application to close its pool.
     _alive: oneshot::Sender<()>,
 }
 

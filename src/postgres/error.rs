@@ -98,7 +98,7 @@ pub(super) fn at_begin(error: sqlx::Error, settings: bool) -> Error {
     Error::unavailable(why).on(connection)
 }
 
-/// A server that restarts takes its socket away, or breaks off while somebody connects or begins.
+/// A server that restarts takes its socket away, or breaks off while a client connects or begins.
 fn is_hang_up(error: &sqlx::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, NotFound, UnexpectedEof};
 

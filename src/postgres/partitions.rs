@@ -34,13 +34,13 @@ const DETACH_LIMIT: Duration = Duration::from_secs(30);
 /// A session that may change the table outside a transaction, and ends its own wait. It is closed afterwards.
 const DETACH_SESSION: &str = "set default_transaction_read_only = off; set statement_timeout = '30s'";
 
-/// Ending what somebody else has begun locks the table against those who make partitions. So it waits for a shorter time
+/// Ending what another pruner has begun locks the table against those who make partitions. So it waits for a shorter time
 /// than they do, however long a reader stays, and is tried again in the next round.
 const FINALIZE_LIMIT: &str = "set local statement_timeout = '500ms'";
 
 const SECOND: i64 = 1_000_000;
 
-/// Is the partitioned table there, and is it this role's to change? If not, somebody else has to prune it.
+/// Is the partitioned table there, and is it this role's to change? If not, another role has to prune it.
 pub(crate) async fn are_ours(connections: &Connections) -> Result<bool, Error> {
     ask(connections, sqlx::query(ARE_OURS)).await
 }
@@ -130,7 +130,7 @@ fn create(lower: i64, upper: i64) -> [String; 3] {
 }
 
 /// Drops a partition of which everything has expired, and says whether there was one. Claims go on meanwhile; where
-/// somebody reads the table for long, it is left for a later round.
+/// a reader uses the table for long, it is left for a later round.
 pub(crate) async fn drop_one(connections: &Connections) -> Result<bool, Error> {
     let sending = connections.sending();
     let mut transaction = connections.begin_own().await?;
@@ -155,7 +155,7 @@ pub(crate) async fn drop_one(connections: &Connections) -> Result<bool, Error> {
     run(connections, drop).await.map(|()| true)
 }
 
-/// Waits for those who use the table, and lets nobody wait. Says whether the partition is detached now.
+/// Waits for those who use the table, and lets no other session wait. Says whether the partition is detached now.
 async fn detach(connections: &Connections, name: &str) -> Result<bool, Error> {
     let state = connections.look(sqlx::query(STATE).bind(format!("idempotency.{name}"))).await?;
     let half_detached: Option<bool> = match &state {

@@ -25,7 +25,7 @@ const ERASE_WAITING: Statements = sql_of_both!("erase_waiting");
 
 const REMAINING: Statements = sql_of_both!("remaining");
 
-/// Deletes so many expired rows at most, and drops so many answers in each table that there is. `from` is where to begin;
+/// Deletes so many expired rows at most, and drops so many responses in each table that there is. `from` is where to begin;
 /// afterwards it is where the next batch should.
 pub(crate) async fn prune(connections: &Connections, limit: u32, from: &AtomicI64) -> Result<Pruned, Error> {
     let [keys, timed_keys] = DROP_RESPONSES;
@@ -51,7 +51,7 @@ async fn delete(connections: &Connections, limit: u32, from: &AtomicI64) -> Resu
     let row = connections.change_and_tell(statement.persistent(false)).await?;
     let rows: i64 = row.try_get("rows").map_err(before_commit)?;
     let deleted = u64::try_from(rows).unwrap_or_default();
-    // When nothing is left to do, the next round looks from the beginning: somebody may have put rows there.
+    // When nothing is left to do, the next round looks from the beginning: rows may have been put there.
     let next = if deleted < u64::from(limit) { None } else { Moment::read(&row, "last")?.map(|last| last.0) };
     // Zero is the beginning: an operator may have let rows expire before 1970, or for ever.
     from.store(next.filter(|micros| *micros > 0).unwrap_or_default(), Ordering::Relaxed);

@@ -39,7 +39,7 @@ const CLAIMED: Statements = sql_of_both!("claimed");
 pub(crate) struct Row<'a> {
     pub(crate) request: &'a IdempotentRequest,
     pub(crate) table: Table,
-    /// Whether its key bears a time, which says how long it is kept, whatever its response says.
+    /// Whether its key carries a timestamp, which says how long it is kept, whatever its response says.
     pub(crate) timed: bool,
     /// What the claim said, unless another call has claimed.
     pub(crate) window: Option<Window>,

@@ -1,4 +1,4 @@
-//! An answer as a row holds it.
+//! A response as a row holds it.
 
 use std::time::UNIX_EPOCH;
 
@@ -13,12 +13,12 @@ use crate::{Error, ErrorKind, StoredResponse, Window};
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) fingerprint: Vec<u8>,
-    /// When its key was born, in microseconds since 1970, if it bears a time.
+    /// When its key was made, in microseconds since 1970, if it carries a timestamp.
     pub(crate) born: Option<i64>,
     pub(crate) response: StoredResponse,
 }
 
-/// An answer as the columns hold it. A tombstone has its status only.
+/// A response as the columns hold it. A tombstone has its status only.
 #[derive(Debug)]
 pub(super) struct Columns<'a> {
     pub(super) status: i16,
@@ -40,7 +40,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The answer in a row; `None` if an outer join found no row.
+/// The response in a row; `None` if an outer join found no row.
 pub(super) fn stored(row: &PgRow) -> Result<Option<Stored>, Error> {
     let Some(fingerprint) = row.try_get("fingerprint").map_err(before_commit)? else {
         return Ok(None);
@@ -72,7 +72,7 @@ fn response(row: &PgRow) -> Result<StoredResponse, Error> {
     decode(status, names, values, body).ok_or_else(|| Error::new(ErrorKind::CorruptRow))
 }
 
-/// Puts an answer together from columns that anybody may have written.
+/// Puts a response together from columns that anybody may have written.
 fn decode(
     status: Option<i16>,
     names: Option<Vec<String>>,
@@ -94,7 +94,7 @@ fn decode(
     Some(StoredResponse::new(status, body).with_headers(headers))
 }
 
-/// Takes any columns for a row; what is taken for an answer has to be one.
+/// Takes any columns for a row; what is taken for a response has to be one.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub fn fuzz_row(status: Option<i16>, names: Option<Vec<String>>, values: Option<Vec<Vec<u8>>>, body: Option<Vec<u8>>) {
@@ -103,7 +103,7 @@ pub fn fuzz_row(status: Option<i16>, names: Option<Vec<String>>, values: Option<
     }
 }
 
-/// An answer, written and read.
+/// A response, written and read.
 #[cfg(any(fuzzing, test))]
 fn round_trip(response: &StoredResponse) -> Option<StoredResponse> {
     let columns = Columns::of(response);

@@ -16,7 +16,7 @@ pub(crate) struct Sending {
 }
 
 impl Sending {
-    /// What a statement gives, if the database answers in time.
+    /// What a statement gives, if the database responds in time.
     pub(crate) async fn within<T>(
         self,
         statement: impl Future<Output = Result<T, sqlx::Error>>,

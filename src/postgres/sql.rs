@@ -1,7 +1,7 @@
 //! The statements, each in a file of its own: they run in psql as they stand.
 //!
-//! No operator, function or type in them is looked up by the session's `search_path`: whoever may create one in `public`
-//! could otherwise put their own in its place, and with it the guarantees.
+//! No operator, function or type in them is looked up by the session's `search_path`: a role that may create one in `public`
+//! could otherwise put its own in its place, and with it the guarantees.
 
 /// The statement in a file, without the comment before it, which ends at the first empty line.
 pub(super) const fn statement(file: &'static str) -> &'static str {

@@ -9,7 +9,7 @@ use super::time::Moment;
 pub(crate) enum Table {
     /// `idempotency.keys`.
     Keys,
-    /// `idempotency.timed_keys`, in the partition of keys that were born then: microseconds since 1970.
+    /// `idempotency.timed_keys`, in the partition of keys that were made then: microseconds since 1970.
     TimedKeys(i64),
 }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long a rollback may take before the connection is closed instead: a statement that was cut off may still be
-/// running, and the connection answers only when it has ended. Closing it leaves that to the server.
+/// running, and the connection responds only when it has ended. Closing it leaves that to the server.
 pub(crate) const ROLLBACK_LIMIT: Duration = Duration::from_secs(1);
 
 type Manager = <Postgres as Database>::TransactionManager;
@@ -30,7 +30,7 @@ type Manager = <Postgres as Database>::TransactionManager;
 pub(crate) struct Transaction {
     /// `None` only while the methods that take `self` are ending it.
     lent: Option<Lent>,
-    /// `Busy` from when a BEGIN or COMMIT is sent until its answer is there: sqlx (0.9) loses track of one that is not
+    /// `Busy` from when a BEGIN or COMMIT is sent until its result is there: sqlx (0.9) loses track of one that is not
     /// awaited to its end, and the next borrower would be inside the transaction.
     state: Connection,
     /// Whether what the connection gives as a statement's result is known to be that one's: the work may have left it otherwise.
@@ -98,7 +98,7 @@ impl Transaction {
         given
     }
 
-    /// Commits. The last statement before must have succeeded inside the transaction: PostgreSQL answers the COMMIT
+    /// Commits. The last statement before must have succeeded inside the transaction: PostgreSQL responds to the COMMIT
     /// of an aborted one without an error, and sqlx does not look at what it says.
     pub(crate) async fn commit(mut self) -> Result<(), Error> {
         let sending = self.sending;
@@ -154,12 +154,12 @@ impl Transaction {
         if state == Connection::Fit {
             return Ok(lent);
         }
-        // What was open is undone, and the connection can serve nobody else.
+        // What was open is undone, and the connection cannot serve another request.
         lent.discard(state);
         Err(Error::unavailable(Unavailable::Unfit))
     }
 
-    /// Closes the connection, since nobody knows what state it is in; the server rolls back what is open.
+    /// Closes the connection, since its state is not known; the server rolls back what is open.
     pub(crate) fn close(mut self) {
         self.state = self.state.max(Connection::Unfit);
     }
@@ -190,12 +190,12 @@ impl Drop for Transaction {
     }
 }
 
-/// Rolls back, savepoints that somebody forgot included.
+/// Rolls back, including forgotten savepoints.
 async fn roll_back(connection: &mut PgConnection, sending: Sending) -> Result<(), sqlx::Error> {
     let limit = ROLLBACK_LIMIT.min(sending.limit);
     let rolling_back = async {
         if !connection.is_in_transaction() {
-            // sqlx has lost count, by the work's own doing; nobody knows what the server is in.
+            // sqlx has lost count, by the work's own doing; the server's state is not known.
             return Err(sqlx::Error::Protocol("the transaction is not the one that was begun".to_owned()));
         }
         while connection.is_in_transaction() {

@@ -1,4 +1,4 @@
-//! How far back each operation remembers, for keys that bear a time.
+//! How far back each operation remembers, for keys that carry a timestamp.
 
 use sqlx::{Executor as _, PgConnection, Row as _};
 
@@ -22,7 +22,7 @@ const USED_LIMIT: &str = "set local statement_timeout = '2s'";
 
 const IS_USED: Statements = sql_of_both!("is_used");
 
-/// Second step: what was born until now is judged by the shorter window, or refused.
+/// Second step: what was made until now is judged by the shorter window, or refused.
 const LOCK: &str = sql!("windows/lock");
 
 const REFUSE_UNTIL: &str = sql!("windows/refuse_until");
@@ -73,7 +73,7 @@ pub(crate) async fn register(
     transaction.commit().await
 }
 
-/// For an operation that is new here, to refuse what was born until now would refuse the very first key. If the table has no
+/// For an operation that is new here, to refuse what was made until now would refuse the very first key. If the table has no
 /// row of it, nothing was executed during what was its retention until now (`before`; `None` is for ever), so what is older
 /// than that is refused.
 async fn guard(

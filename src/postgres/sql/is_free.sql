@@ -1,4 +1,4 @@
--- Takes a row's advisory lock, if nobody executes the request. It is kept until the transaction
+-- Takes a row's advisory lock, if no transaction executes the request. It is kept until the transaction
 -- ends.
 --
 -- $1 lock bigint

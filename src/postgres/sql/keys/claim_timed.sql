@@ -1,4 +1,4 @@
--- Claims a key that bears a time: as a plain one, with a judgement before it.
+-- Claims a key that carries a timestamp: as a plain one, with a judgement before it.
 --
 -- 1. `judged` compares the key's time with the database's clock, once the operation's window is
 --    noted; a key from before a longer window came into force is judged by the shorter one. A

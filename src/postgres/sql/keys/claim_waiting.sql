@@ -1,4 +1,4 @@
--- Claims a key for one that waits for whoever holds the row. Top to bottom:
+-- Claims a key for one that waits for the transaction that holds the row. Top to bottom:
 --
 -- 1. `live` looks for a response.
 -- 2. `setting` remembers `lock_timeout`; `gate` sets ours and takes the row's advisory lock: here

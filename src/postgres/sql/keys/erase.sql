@@ -1,4 +1,4 @@
--- Deletes a batch of an owner's rows. A row that somebody is at is passed over, so that it holds up
+-- Deletes a batch of an owner's rows. A row that another transaction holds is passed over, so that it holds up
 -- no other.
 --
 -- Whoever it is may give it another place meanwhile: so by keys.

@@ -1,4 +1,4 @@
--- Likewise for a key that bears a time, which is judged again, since it may have waited. Only where
+-- Likewise for a key that carries a timestamp, which is judged again, since it may have waited. Only where
 -- the time stands beside the key can one that is timely have a row that has expired, or where its
 -- operation had keys without times before.
 --

@@ -1,5 +1,5 @@
--- Chooses a partition to drop: what nobody can need any more, since no key in it is accepted, nor
--- kept. PostgreSQL detaches one at a time, so nothing is due while somebody is dropping one; what
+-- Chooses a partition to drop: what no request can need any more, since no key in it is accepted, nor
+-- kept. PostgreSQL detaches one at a time, so nothing is due while another pruner is dropping one; what
 -- was begun a while ago and not ended comes first.
 
 update idempotency.partitions

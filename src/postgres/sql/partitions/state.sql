@@ -1,4 +1,4 @@
--- Is a partition still attached, and has somebody begun to detach it? No row: it is not there.
+-- Is a partition still attached, and has a pruner begun to detach it? No row: it is not there.
 --
 -- $1 table text
 

@@ -1,4 +1,4 @@
--- Second step: every claim that did not see the first one began before now, so its key was born
+-- Second step: every claim that did not see the first one began before now, so its key was made
 -- before now and the allowed step into the future; and the clock may have been set back since, by
 -- the margin. Keys born until then are judged by the shorter window; or refused, if the operation
 -- has been used without times, or in the other table.

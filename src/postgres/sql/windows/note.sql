@@ -1,6 +1,6 @@
 -- First of two steps by which an operation's window is noted: from when this is committed, keys are
 -- kept as the longer window asks for. What a claim that did not see it yet keeps, it keeps for
--- shorter. Until the second step nobody claims.
+-- shorter. Until the second step no request claims.
 --
 -- The guard that stood before still counts, unless all that it guards is too old for its own
 -- window.
